@@ -34,7 +34,7 @@ from workers import native
 from workers.checkpoint import load, open_checkpoint, save
 from workers.checkpoint.background_saver import BackgroundSaver
 from workers.checkpoint.disk import passes
-from workers.checkpoint.disk.buffers import aligned
+from workers.checkpoint.disk.buffers import allocate_aligned
 
 CHUNK = 8 << 20
 GROUPS = ["saves", "warm", "cold", "opens", "asynchronous", "converts"]
@@ -352,7 +352,7 @@ def raw_read_into(path: Path, live: list[memoryview]) -> None:
     os.close(descriptor)
 
 
-_buffers = [aligned(CHUNK) for _ in range(2)]
+_buffers = [allocate_aligned(CHUNK) for _ in range(2)]
 for _buffer in _buffers:
     _buffer[:] = os.urandom(CHUNK)
 

@@ -62,7 +62,10 @@ def measure(home: Path, arguments: argparse.Namespace) -> Row:
         fleet.start()
         began_s, used_s = time.monotonic(), cpu_s()
         until(
-            lambda: len(ready := fleet.runtime._agents.ready()) == arguments.nodes and all(n.listed_s for _, n in ready)
+            lambda: (
+                len(ready := fleet.runtime._agents.ready()) == arguments.nodes
+                and all(n.list_requested_s for _, n in ready)
+            )
         )
         rows = [{"what": f"{arguments.nodes:,} nodes are known", **since(began_s, used_s)}]
         console.print(rows[-1])

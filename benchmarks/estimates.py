@@ -23,7 +23,7 @@ import numpy as np
 from parts import machine
 
 from orchestrator.core import roofline
-from orchestrator.core.planner.completion import completed
+from orchestrator.core.planner.completion import estimate_rates
 
 KINDS = ("v100", "p100", "k80")
 FIGURES = ((900.0, 15.7), (732.2, 10.61), (240.0, 4.37))
@@ -103,14 +103,14 @@ def by_figures(rates: np.ndarray, known: int) -> Row:
 
 
 def guessed(row: np.ndarray, held_out: int, best: int) -> Row:
-    ratio = roofline.of_figures(FIGURES[held_out], FIGURES[best])
+    ratio = roofline.figures_ratio(FIGURES[held_out], FIGURES[best])
     assert ratio is not None
     guess, fastest = row[best] * ratio, max(row[best], row[held_out])
     error = abs(np.log(guess / row[held_out]))
     chosen = held_out if guess > row[best] else best
     return {
         "error": float(error),
-        "covered": bool(error <= np.log(roofline.WITHIN)),
+        "covered": bool(error <= np.log(roofline.ERROR_FACTOR)),
         "no_number": float(fastest / row[best] - 1),
         "estimate": float(fastest / row[chosen] - 1),
     }
@@ -119,7 +119,7 @@ def guessed(row: np.ndarray, held_out: int, best: int) -> Row:
 def one(rates: np.ndarray, row: int, held_out: int, kinds: np.ndarray, others: np.ndarray) -> Row:
     seen = np.full((len(others) + 1, len(KINDS)), np.nan)
     seen[:-1], seen[-1, kinds] = rates[others], rates[row, kinds]
-    found = completed(seen, most_known=2)
+    found = estimate_rates(seen, most_known=2)
     guess, truth = found.rate[-1, held_out], rates[row, held_out]
     there = [*kinds.tolist(), held_out]
     fastest = max(rates[row, there])

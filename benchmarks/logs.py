@@ -59,8 +59,8 @@ class OneNode:
         from orchestrator.core.fold import Attempt, Record
         from orchestrator.core.model import Job
         from orchestrator.core.states import State
-        from orchestrator.runtime.kept_logs import KeptLogs
-        from orchestrator.runtime.logs import Logs
+        from orchestrator.runtime.kept_logs import LogCopies
+        from orchestrator.runtime.logs import JobLogs
 
         placed = (("n0/cpu", (0,)),)
         attempt = Attempt(1, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0)
@@ -68,7 +68,7 @@ class OneNode:
         self._records = {n: Record(Job(n, n, "run", (), state=State.SUCCEEDED), {}, attempts=(attempt,)) for n in names}
         self._agent, self.ready, self.lost = agent_of(home), True, ""
         agents: Any = self
-        self._logs = Logs(agents, KeptLogs(home / "kept-logs", agents))
+        self._logs = JobLogs(agents, LogCopies(home / "kept-logs", agents))
 
     def get(self, node: str) -> "OneNode":
         return self

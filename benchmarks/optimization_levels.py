@@ -25,7 +25,7 @@ from torch import nn
 
 from workers import backends, get_optimizer
 from workers.benchmark.timing import Timer
-from workers.capability.probe_cache import HEEDED
+from workers.capability.probe_cache import LIMITING_VARIABLES
 from workers.optimizers.pass_context import PassContext, as_sample
 from workers.optimizers.timing import compare_timings
 from workers.optimizers.trial import make_call
@@ -43,7 +43,7 @@ def main() -> None:
         "torch": torch.__version__,
         "cpu": backends.create("cpu").device_name,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        "limits": {name: os.environ[name] for name in HEEDED if name in os.environ},
+        "limits": {name: os.environ[name] for name in LIMITING_VARIABLES if name in os.environ},
         "tolerance": TOLERANCE,
         "load_average": {"before": machine.load()},
         "models": {name: measure(name, arguments.small) for name in arguments.models},

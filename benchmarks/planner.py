@@ -23,8 +23,8 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 import numpy as np
 from parts import machine
 
-from orchestrator.core.planner.decision import Memory, decide, fill
-from orchestrator.core.planner.numbers import Free
+from orchestrator.core.planner.decision import PriceMemory, decide, fill
+from orchestrator.core.planner.numbers import FreeNumbers
 from orchestrator.core.planner.planner_jobs import WAITS, Work
 from orchestrator.core.planner.policies import DEFAULT
 
@@ -104,8 +104,8 @@ class Fleet:
         made = [self.job() for _ in range(jobs)]
         self.devices = np.concatenate([devices for devices, _ in made], axis=1)
         self.seconds = np.concatenate([seconds for _, seconds in made], axis=1)
-        self.option, self.memory, self.gap, self.started = np.full(jobs, WAITS), Memory(), 0.0, 0
-        self.free = [Free([tuple(range(NODE))] * nodes) for _ in range(kinds)]
+        self.option, self.memory, self.gap, self.started = np.full(jobs, WAITS), PriceMemory(), 0.0, 0
+        self.free = [FreeNumbers([tuple(range(NODE))] * nodes) for _ in range(kinds)]
         self.place: dict[int, tuple[int, int, tuple[int, ...]]] = {}
 
     @property
@@ -173,10 +173,10 @@ def against_lp(fleet: Fleet) -> Row:
     from orchestrator.core.planner import decision, island_prices, policies, prices, rounding
 
     work = fleet.work().fitting(fleet.capacity)
-    matched = island_prices.match(work, fleet.capacity, fleet.memory.work, decision.WARM_STEPS // 3)
-    seen = policies.seen_with(work, matched, matched.price)
-    values = decision.valued(work, policies.PRICED[DEFAULT](seen))
-    cleared = prices.clear(
+    matched = island_prices.price_work(work, fleet.capacity, fleet.memory.work, decision.WARM_STEPS // 3)
+    seen = policies.build_input(work, matched, matched.price)
+    values = decision.weighted_values(work, policies.PRICED[DEFAULT](seen))
+    cleared = prices.find_prices(
         values, work.devices, work.island, fleet.capacity, fleet.memory.devices[0], decision.WARM_STEPS
     )
     instance = rounding.Instance(values, work.devices, work.island, fleet.capacity)

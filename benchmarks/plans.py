@@ -23,8 +23,8 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 import numpy as np
 from parts import machine
 
-from orchestrator.core.model import Candidate, Declared, Devices, Job, Running, Snapshot
-from orchestrator.core.placement import STARTS_AT_ONCE
+from orchestrator.core.model import Candidate, DeclaredWork, Devices, Job, Running, Snapshot
+from orchestrator.core.placement import MAX_STARTS
 from orchestrator.core.plan import plan
 
 KINDS, SHAPES, NODE = 8, 40, 8
@@ -69,7 +69,7 @@ def row(nodes: int, jobs: int, rounds: int) -> Row:
     for _ in range(rounds):
         for way, (_, full) in WAYS.items():
             began_s = time.process_time()
-            plan(warm[way], full=full, most=STARTS_AT_ONCE)
+            plan(warm[way], full=full, most=MAX_STARTS)
             times[way].append(1e3 * (time.process_time() - began_s))
     return {way: {f"p{share}": float(np.percentile(times[way], share)) for share in (50, 95)} for way in WAYS}
 
@@ -93,7 +93,7 @@ def job(number: int) -> Job:
     kinds = tuple(f"nvidia:K{(shape + other) % KINDS}" for other in range(1 + shape % 3))
     count = COUNTS[shape % len(COUNTS)]
     want = Candidate(kinds, count, count, memory_bytes=(shape % 7) << 30)
-    work = Declared(hours=1.0 + shape, on=kinds[0])
+    work = DeclaredWork(hours=1.0 + shape, on=kinds[0])
     return Job(f"j{number}", f"j{number}", "train", (want,), number=number + 1, work=work)
 
 

@@ -20,7 +20,7 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 from parts import machine
 
-from orchestrator.simulate.controller_replay import controlled, on_nodes
+from orchestrator.simulate.controller_replay import on_nodes, replay_controlled
 from orchestrator.simulate.fleets import read_fleet
 from orchestrator.simulate.outcome import outcome
 from orchestrator.simulate.replay import replay
@@ -92,7 +92,7 @@ def row(folder: Path, name: str, rules: Rules) -> dict[str, Any]:
     began_cpu_s = time.process_time()
     if rules.per_node:
         fleet = on_nodes(fleet, rules.per_node)
-        replayed = controlled(trace, fleet, rules.policy, rules.restart_s)
+        replayed = replay_controlled(trace, fleet, rules.policy, rules.restart_s)
     else:
         replayed = replay(trace, fleet, rules.policy, rules.restart_s, rules.noise, rules.seed)
     cpu_s = time.process_time() - began_cpu_s

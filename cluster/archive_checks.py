@@ -17,36 +17,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cluster.archive_links import MAX_TEXT_BYTES, Tree, folders_above
+from cluster.archive_links import MAX_TARGET_BYTES, ArchiveTree, folders_above
 from cluster.errors import UserError
 
-LARGEST_ARCHIVE_BYTES = 512 << 20
-LARGEST_CONTENT_BYTES = 8 << 30
-LARGEST_DIRECTORY_BYTES = 32 << 20
+MAX_ARCHIVE_BYTES = 512 << 20
+MAX_CONTENT_BYTES = 8 << 30
+MAX_DIRECTORY_BYTES = 32 << 20
 """Python's reader creates an object for each entry before it can count them."""
-MOST_ENTRIES = 50_000
-HIGHEST_RATIO = 200
+MAX_ENTRIES = 50_000
+MAX_RATIO = 200
 RATIO_FROM_BYTES = 16 << 20
-LONGEST_NAME_BYTES = 1024
-LONGEST_PART_BYTES = 255
-MOST_FOLDERS = 64
+MAX_NAME_BYTES = 1024
+MAX_PART_BYTES = 255
+MAX_FOLDER_DEPTH = 64
 """Maximum depth of folders; readers and file systems walk all of them for each file."""
 COPY_BYTES = 1 << 20
 FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
-KNOWN_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+SUPPORTED_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 ENCRYPTED = 0x1
 UNREADABLE = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, EOFError, NotImplementedError)
 END = struct.Struct("<4s4H2LH")
 """End of central directory record: signature, disk numbers, entries, size, offset, comment (APPNOTE.TXT 4.3.16)."""
 END_SIGNATURE, ZIP64_SIGNATURE, ZIP64_BYTES = b"PK\x05\x06", b"PK\x06\x07", 20
-AGAIN = "submit the folder again"
+SUBMIT_AGAIN = "submit the folder again"
 
 
 class BrokenArchive(UserError):
     """The bytes are not a readable archive; `why` is the reader's reason."""
 
     def __init__(self, why: str):
-        super().__init__(f"the submitted archive is not a readable zip file: {why}", AGAIN)
+        super().__init__(f"the submitted archive is not a readable zip file: {why}", SUBMIT_AGAIN)
         self.args = (why,)
 
 
@@ -55,13 +55,13 @@ def check(archive: Path) -> list[zipfile.ZipInfo]:
 
     Raises UserError naming the first invalid entry.
     """
-    with _opened(archive) as z:
+    with _open_archive(archive) as z:
         entries = z.infolist()
         starts_at = z.start_dir
     _check_sizes(archive, entries)
     is_folder_by_name: dict[str, bool] = {}
     for info in entries:
-        if reason := _refusal(info) or (
+        if reason := _entry_error(info) or (
             "whose data is outside the archive's data" if info.header_offset >= starts_at else ""
         ):
             raise UserError(
@@ -78,7 +78,7 @@ def iterate_files(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], No
     Raises UserError, possibly after some calls of `take`.
     """
     entries = check(archive)
-    with _opened(archive) as z:
+    with _open_archive(archive) as z:
         for info in entries:
             with z.open(info) as content:
                 take(info, content)
@@ -90,9 +90,9 @@ def is_link(info: zipfile.ZipInfo) -> bool:
     return stat.S_ISLNK(info.external_attr >> 16)
 
 
-def link_text(content: IO[bytes]) -> str:
+def read_link_target(content: IO[bytes]) -> str:
     """Return a link's target: the content of its entry, as Info-ZIP writes it. Raises UnicodeDecodeError."""
-    return content.read(MAX_TEXT_BYTES).decode()
+    return content.read(MAX_TARGET_BYTES).decode()
 
 
 def name_error(name: str) -> str:
@@ -106,15 +106,15 @@ def name_error(name: str) -> str:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError:
         return "a name that is not UTF-8"
-    if sum(sizes) + len(sizes) - 1 > LONGEST_NAME_BYTES or max(sizes) > LONGEST_PART_BYTES:
+    if sum(sizes) + len(sizes) - 1 > MAX_NAME_BYTES or max(sizes) > MAX_PART_BYTES:
         return "a name that is too long"
-    if len(parts) - 1 > MOST_FOLDERS:
-        return f"which is more than {MOST_FOLDERS} folders deep"
+    if len(parts) - 1 > MAX_FOLDER_DEPTH:
+        return f"which is more than {MAX_FOLDER_DEPTH} folders deep"
     return ""
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(archive: Path) -> Iterator[zipfile.ZipFile]:
     """Check the end record, then yield Python's reader; its errors become BrokenArchive."""
     with archive.open("rb") as f:
         _check_end(f)
@@ -147,41 +147,41 @@ def _check_end(f: IO[bytes]) -> None:
         raise BrokenArchive("it is in several parts or in the ZIP64 form")
     if offset + directory_bytes != size - len(tail) + position:
         raise BrokenArchive("its directory is not where its end record says")
-    if directory_bytes > LARGEST_DIRECTORY_BYTES:
-        raise BrokenArchive(f"its directory of {entries} files takes more than {LARGEST_DIRECTORY_BYTES >> 20} MiB")
+    if directory_bytes > MAX_DIRECTORY_BYTES:
+        raise BrokenArchive(f"its directory of {entries} files takes more than {MAX_DIRECTORY_BYTES >> 20} MiB")
 
 
 def _check_sizes(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
-    if len(entries) > MOST_ENTRIES:
+    if len(entries) > MAX_ENTRIES:
         raise UserError(
-            f"the submitted archive contains {len(entries)} files, more than {MOST_ENTRIES}",
+            f"the submitted archive contains {len(entries)} files, more than {MAX_ENTRIES}",
             "leave data out of working_dir",
         )
     content, packed = sum(e.file_size for e in entries), max(archive.stat().st_size, 1)
-    if content > LARGEST_CONTENT_BYTES:
+    if content > MAX_CONTENT_BYTES:
         raise UserError(
-            f"the submitted archive unpacks to {content / 2**30:.1f} GiB, more than {LARGEST_CONTENT_BYTES >> 30} GiB",
+            f"the submitted archive unpacks to {content / 2**30:.1f} GiB, more than {MAX_CONTENT_BYTES >> 30} GiB",
             "leave data out of working_dir",
         )
-    if content > RATIO_FROM_BYTES and content > HIGHEST_RATIO * packed:
+    if content > RATIO_FROM_BYTES and content > MAX_RATIO * packed:
         raise UserError(
-            f"the submitted archive unpacks to {content // packed} times its size, more than {HIGHEST_RATIO}",
+            f"the submitted archive unpacks to {content // packed} times its size, more than {MAX_RATIO}",
             "leave files of zeros out of working_dir",
         )
 
 
-def _refusal(info: zipfile.ZipInfo) -> str:
+def _entry_error(info: zipfile.ZipInfo) -> str:
     """Return why this entry cannot be unpacked; "" if it can."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     if reason := name_error(info.orig_filename.removesuffix("/")):
         return reason
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK) or (kind == stat.S_IFDIR) > info.is_dir():
         return "which is neither a regular file nor a folder nor a link"
-    if is_link(info) and (info.is_dir() or info.file_size > MAX_TEXT_BYTES):
-        return f"a link that is marked as a folder, or whose target is longer than {MAX_TEXT_BYTES} bytes"
+    if is_link(info) and (info.is_dir() or info.file_size > MAX_TARGET_BYTES):
+        return f"a link that is marked as a folder, or whose target is longer than {MAX_TARGET_BYTES} bytes"
     if info.is_dir() and info.file_size:
         return "a folder with content"
-    if info.flag_bits & ENCRYPTED or info.compress_type not in KNOWN_METHODS:
+    if info.flag_bits & ENCRYPTED or info.compress_type not in SUPPORTED_METHODS:
         return "which is encrypted or uses an unsupported compression method"
     return ""
 
@@ -203,9 +203,9 @@ def _check_unique(info: zipfile.ZipInfo, is_folder_by_name: dict[str, bool]) -> 
     is_folder_by_name[name] = info.is_dir()
     for parent in above:
         is_folder_by_name.setdefault(parent, True)
-    if len(is_folder_by_name) > 2 * MOST_ENTRIES:
+    if len(is_folder_by_name) > 2 * MAX_ENTRIES:
         raise UserError(
-            f"the submitted archive contains more than {MOST_ENTRIES} folders", "leave data out of working_dir"
+            f"the submitted archive contains more than {MAX_ENTRIES} folders", "leave data out of working_dir"
         )
 
 
@@ -215,11 +215,11 @@ def _check_links(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
     if not links:
         return
     texts: dict[str, str] = {}
-    with _opened(archive) as z:
+    with _open_archive(archive) as z:
         for info in links:
             with z.open(info) as content:
-                texts[info.filename] = link_text(content)
-    tree = Tree((info.filename for info in entries), texts)
+                texts[info.filename] = read_link_target(content)
+    tree = ArchiveTree((info.filename for info in entries), texts)
     for name in texts:
         if reason := tree.link_error(name):
             raise UserError(

@@ -28,7 +28,7 @@ def content_sha(facts: Iterable[Fact]) -> str:
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()
 
 
-def rights(info: zipfile.ZipInfo) -> int:
+def permission_bits(info: zipfile.ZipInfo) -> int:
     """Return the unpacked file's permission bits: owner can read, others cannot write, no setuid."""
     mode = info.external_attr >> 16
     return mode & 0o755 | stat.S_IRUSR if mode else 0o644
@@ -45,7 +45,7 @@ def time_field(modified_s: int) -> bytes:
     return _HEADER.pack(TAG, _TIME.size) + _TIME.pack(MODIFIED, modified_s)
 
 
-def modified_s(info: zipfile.ZipInfo) -> "int | None":
+def modification_time_s(info: zipfile.ZipInfo) -> "int | None":
     """Return the modification time from the extra fields, or None. The fields may contain anything."""
     extra, at = info.extra, 0
     while at + _HEADER.size <= len(extra):

@@ -7,12 +7,12 @@ last part is a file, a folder, or a link to which the same applies.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-MAX_TEXT_BYTES = 1024
+MAX_TARGET_BYTES = 1024
 MAX_HOPS = 32
 """Maximum chain of links. Linux follows 40 in a path; some may be above the folder. Source: path_resolution(7)."""
 
 
-class Tree:
+class ArchiveTree:
     """Entries of an archive. `names` of folders end with a slash; `links` maps names to targets."""
 
     def __init__(self, names: Iterable[str], links: Mapping[str, str]):

@@ -18,27 +18,27 @@ from typing import IO, Any
 
 import cluster
 from cluster import archive_checks, sandbox
-from cluster.archive_entries import Fact, content_sha, modified_s, rights
-from cluster.archive_links import Tree
+from cluster.archive_entries import Fact, content_sha, modification_time_s, permission_bits
+from cluster.archive_links import ArchiveTree
 from cluster.errors import FleetError, UserError
 from cluster.safe_path_walk import FOLDER, descend
 
 CODE = Path(cluster.__file__).absolute().parents[1]
-LARGEST_ANSWER_BYTES = 128 << 20
+MAX_REPLY_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ArchiveContents:
     """Content of an archive. In `names`, folders and links to folders end with a slash."""
 
     names: list[str]
     content_sha: str
 
 
-Read = Callable[[Path, "Path | None"], Contents]
+Read = Callable[[Path, "Path | None"], ArchiveContents]
 
 
-def read(archive: Path, folder: "Path | None" = None) -> Contents:
+def read(archive: Path, folder: "Path | None" = None) -> ArchiveContents:
     """Check an archive in this process, and unpack it into `folder`, unless that is None.
 
     `folder` must be empty. Raises UserError.
@@ -51,21 +51,21 @@ def read(archive: Path, folder: "Path | None" = None) -> Contents:
 
     def take(info: zipfile.ZipInfo, content: IO[bytes]) -> None:
         if archive_checks.is_link(info):
-            fact = links[info.filename] = archive_checks.link_text(content)
+            fact = links[info.filename] = archive_checks.read_link_target(content)
         else:
             fact = _write(info, content, folder) if folder else _copy(content, None)
-        facts.append((info.filename, rights(info), fact))
+        facts.append((info.filename, permission_bits(info), fact))
 
     archive_checks.iterate_files(archive, take)
     if folder:
         _make_links(links, folder)  # last, so that nothing is written through a link
     names = [info.filename for info in entries]
-    tree = Tree(names, links)
+    tree = ArchiveTree(names, links)
     marked_names = [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
-    return Contents(marked_names, content_sha(facts))
+    return ArchiveContents(marked_names, content_sha(facts))
 
 
-def read_in_child(archive: Path, folder: "Path | None" = None) -> Contents:
+def read_in_child(archive: Path, folder: "Path | None" = None) -> ArchiveContents:
     """Run `read` in a child process, which ends with this thread.
 
     Raises UserError, or FleetError if this machine is the cause: the disk is full, or the child was killed.
@@ -91,7 +91,7 @@ def read_in_child(archive: Path, folder: "Path | None" = None) -> Contents:
             f"the submitted archive could not be unpacked: {reply['failed']}",
             "free disk space there, then submit again",
         )
-    return Contents(**reply["contents"])
+    return ArchiveContents(**reply["contents"])
 
 
 def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
@@ -104,8 +104,8 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as to:
         digest = _copy(content, to)
-        os.fchmod(descriptor, rights(info))  # independent of this process's umask
-    if (at_s := modified_s(info)) is not None:
+        os.fchmod(descriptor, permission_bits(info))  # independent of this process's umask
+    if (at_s := modification_time_s(info)) is not None:
         with suppress(OSError):  # a file system may not support such a time
             os.utime(path, (at_s, at_s), follow_symlinks=False)
     return digest
@@ -127,7 +127,7 @@ def _make_links(links: dict[str, str], folder: Path) -> None:
     for name in links:
         if not (folder / name).resolve(strict=True).is_relative_to(inside):
             raise UserError(
-                f"the submitted archive contains {name[:200]!r}, a link out of its folder", archive_checks.AGAIN
+                f"the submitted archive contains {name[:200]!r}, a link out of its folder", archive_checks.SUBMIT_AGAIN
             )
 
 
@@ -146,7 +146,7 @@ def main() -> int:
     sandbox.isolate()
     sandbox.apply_limits()
     # Half, because the memory for an entry of the directory is less than twenty times the entry's size.
-    sandbox.raise_limits(metadata_bytes=min(archive.stat().st_size, archive_checks.LARGEST_DIRECTORY_BYTES) // 2)
+    sandbox.raise_limits(metadata_bytes=min(archive.stat().st_size, archive_checks.MAX_DIRECTORY_BYTES) // 2)
     reply: dict[str, Any]
     try:
         reply = {"contents": asdict(read(archive, folder))}
@@ -154,7 +154,10 @@ def main() -> int:
         reply = {"refused": [e.message, e.remedy]}
     except MemoryError:
         reply = {
-            "refused": ["the submitted archive needs more memory than archives of its size do", archive_checks.AGAIN]
+            "refused": [
+                "the submitted archive needs more memory than archives of its size do",
+                archive_checks.SUBMIT_AGAIN,
+            ]
         }
     except OSError as e:
         reply = {"failed": e.strerror or str(e)}

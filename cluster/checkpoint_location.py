@@ -17,9 +17,9 @@ SCHEMES = ("s3", "gs", "gcs", "az", "abfs", "abfss")
 POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.IGNORECASE | re.ASCII)
 ADDRESS = re.compile(r"[0-9]+([.][0-9]+)+|0x[0-9a-f]+|localhost", re.IGNORECASE | re.ASCII)
-LONGEST_BYTES = 1024
-LONGEST_PART_BYTES = 255
-MOST_FOLDERS = 64
+MAX_PATH_BYTES = 1024
+MAX_PART_BYTES = 255
+MAX_FOLDER_DEPTH = 64
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories of control characters, surrogates, and line and paragraph separators."""
 WILDCARDS = "?#*[]"
@@ -43,8 +43,8 @@ class CheckpointLocation:
 class ToolPath:
     """How a tool uses one of its locations.
 
-    `written`: the tool writes it. `stores`: it may be in an object store. `whole`: it means the folder itself, not the
-    newest checkpoint in it.
+    `is_written`: the tool writes it. `allows_stores`: it may be in an object store. `is_exact`: it means the folder
+    itself, not the newest checkpoint in it.
     """
 
     is_written: bool = False
@@ -84,21 +84,23 @@ def is_uri(text: str) -> bool:
 def parse_pool_path(text: str, field: str = "checkpoint", pool: str = "") -> CheckpointLocation:
     """Parse POOL:PATH, or PATH alone if a default `pool` is passed. Raises SpecError."""
     if is_uri(text):
-        raise SpecError(field, f"{_shown(text)} is not in a pool's storage", "write POOL:PATH, e.g. cpu:digits-3f9a2c")
+        raise SpecError(
+            field, f"{_redacted(text)} is not in a pool's storage", "write POOL:PATH, e.g. cpu:digits-3f9a2c"
+        )
     pool_name, colon, path = text.partition(":")
     if not colon and pool:
         pool_name, path = pool, text
     elif not colon or not pool_name:
-        raise SpecError(field, f"{_shown(text)} names no pool", FORMS)
+        raise SpecError(field, f"{_redacted(text)} names no pool", FORMS)
     if not POOL.fullmatch(pool_name):
-        raise SpecError(field, f"{_shown(pool_name)} is not a pool's name", FORMS)
+        raise SpecError(field, f"{_redacted(pool_name)} is not a pool's name", FORMS)
     plain = "/".join(part for part in path.split("/") if part not in ("", "."))
     if path.startswith("/") or (refusal := path_error(plain)):
         reason = "it is absolute" if path.startswith("/") else refusal
         raise SpecError(
             field,
-            f"path {_shown(path)} is not inside the pool's storage: {reason}",
-            f"write it relative to the storage, without `..`: {pool_name}:{_near(path)}",
+            f"path {_redacted(path)} is not inside the pool's storage: {reason}",
+            f"write it relative to the storage, without `..`: {pool_name}:{_similar_path(path)}",
         )
     return CheckpointLocation(pool_name, plain)
 
@@ -110,15 +112,15 @@ def parse_uri(text: str, field: str = "checkpoint", more: tuple[str, ...] = ()) 
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise SpecError(field, f"{_shown(text)} is not the URI of an object store", FORMS)
+        raise SpecError(field, f"{_redacted(text)} is not the URI of an object store", FORMS)
     if scheme not in (*SCHEMES, *more):
         close = [s for s in SCHEMES if s == scheme.lower()] or get_close_matches(scheme.rpartition("::")[2], SCHEMES, 1)
         remedy = nearest(close[0] if close else scheme[:20], SCHEMES)
-        raise SpecError(field, f"{_shown(text)} has the scheme {_shown(scheme)}, not an object store's", remedy)
+        raise SpecError(field, f"{_redacted(text)} has the scheme {_redacted(scheme)}, not an object store's", remedy)
     plain = rest.rstrip("/")
-    if refusal := _store_refusal(plain, scheme in SCHEMES):
+    if refusal := _store_path_error(plain, scheme in SCHEMES):
         raise SpecError(
-            field, f"{_shown(text)} is not a plain location in a store: {refusal}", f"write {scheme}://BUCKET/PREFIX"
+            field, f"{_redacted(text)} is not a plain location in a store: {refusal}", f"write {scheme}://BUCKET/PREFIX"
         )
     return CheckpointLocation("", plain, scheme)
 
@@ -136,12 +138,12 @@ def path_error(path: str) -> str:
     if any(part in ("", ".", "..") for part in parts):
         return "it has an empty part, `.` or `..`"
     sizes = [len(part.encode()) for part in parts]
-    if sum(sizes) + len(sizes) > LONGEST_BYTES or max(sizes) > LONGEST_PART_BYTES or len(parts) > MOST_FOLDERS:
+    if sum(sizes) + len(sizes) > MAX_PATH_BYTES or max(sizes) > MAX_PART_BYTES or len(parts) > MAX_FOLDER_DEPTH:
         return "it is too long"
     return ""
 
 
-def _store_refusal(path: str, is_named_store: bool) -> str:
+def _store_path_error(path: str, is_named_store: bool) -> str:
     bucket = path.partition("/")[0]
     if "@" in bucket:
         return "a user name or password belongs in the environment"
@@ -152,7 +154,7 @@ def _store_refusal(path: str, is_named_store: bool) -> str:
     return path_error(path)
 
 
-def _near(path: str) -> str:
+def _similar_path(path: str) -> str:
     """Return a valid path close to `path`, for a remedy."""
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     cleaned = ("".join(c for c in part if unicodedata.category(c) not in UNPRINTABLE) for part in parts)
@@ -160,7 +162,7 @@ def _near(path: str) -> str:
     return candidate if candidate and not path_error(candidate) else "digits-3f9a2c"
 
 
-def _shown(text: str) -> str:
+def _redacted(text: str) -> str:
     """Quote `text` for an error, without the parts before an `@` and behind a `?`, which may be secrets."""
     scheme, separator, rest = text.rpartition("://")
     _, at, host = rest.rpartition("@")

@@ -15,10 +15,10 @@ from pathlib import Path
 from cluster.errors import SpecError
 from cluster.ray_node import SETTINGS, inherited_environment, token_environment
 
-ANSWER_S = 30.0
+REPLY_TIMEOUT_S = 30.0
 
 # Runs in a child process: Ray reads the token's path only once, at import, and may end the process that it is in.
-_ASK = """
+_READ_METADATA = """
 import sys
 from ray._common.usage import usage_constants
 from ray._private import ray_constants
@@ -42,7 +42,7 @@ class Versions:
         return f"Ray {self.ray} and Python {self.python}"
 
 
-def ours() -> Versions:
+def own_versions() -> Versions:
     return Versions(version("ray"), platform.python_version())
 
 
@@ -53,10 +53,15 @@ def read(address: str, token: Path) -> Versions | None:
         | {k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"}
         | token_environment(token)
     )
-    command = [sys.executable, "-P", "-c", _ASK, address]
+    command = [sys.executable, "-P", "-c", _READ_METADATA, address]
     try:
         process = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=REPLY_TIMEOUT_S,
+            check=False,
         )
         reply = json.loads(process.stdout.decode().strip().splitlines()[-1])
         return Versions(str(reply["ray_version"]), str(reply["python_version"]))
@@ -64,7 +69,7 @@ def read(address: str, token: Path) -> Versions | None:
         return None
 
 
-def refuse_other(address: str, theirs: Versions | None, own: Versions) -> None:
+def check_versions(address: str, theirs: Versions | None, own: Versions) -> None:
     """Raise SpecError unless both run the same Ray and minor Python; patch releases of Python may differ."""
     if theirs is None or (theirs.ray == own.ray and theirs.minor == own.minor):
         return

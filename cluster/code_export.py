@@ -30,7 +30,7 @@ def export() -> Path:
     """
     files = _files(SOURCE)
     target = paths.cache_dir("code") / _digest(files)
-    if _is_whole(target, files):
+    if _is_complete(target, files):
         return target
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent, ignore_cleanup_errors=True) as part:
         staging = Path(part) / "code"
@@ -43,7 +43,7 @@ def export() -> Path:
         try:
             staging.rename(target)
         except OSError:
-            if not _is_whole(target, files):  # else another process was first, with the same content
+            if not _is_complete(target, files):  # else another process was first, with the same content
                 raise
     return target
 
@@ -59,7 +59,7 @@ def archive() -> bytes:
     return packed.getvalue()
 
 
-def _is_whole(target: Path, files: dict[str, bytes]) -> bool:
+def _is_complete(target: Path, files: dict[str, bytes]) -> bool:
     """Return whether `target` has exactly these files and only this user can write to it.
 
     Code that Python compiled from them is ignored.

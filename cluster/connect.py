@@ -19,13 +19,13 @@ from cluster.processes import ProcessId
 from cluster.ray_local import LocalNode
 from cluster.ray_node import SETTINGS, tls_environment, token_environment
 
-NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+NO_AUTO_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Stops Ray from starting a cluster on this machine for a call that finds none, such as one just after a cluster was
 left. That cluster would be open to every local user, and Ray ends this process when that cluster ends. Ray reads the
 variable at import.
 """
 
-OF_A_DRIVER = NO_CLUSTER_OF_ITS_OWN | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
+DRIVER_VARIABLES = NO_AUTO_CLUSTER | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
 """The time-out is unlimited: Ray ends a process that has waited that long for a lost head, even if it has joined a new
 one since.
 
@@ -42,7 +42,7 @@ def prepare(record: FleetRecord) -> None:
         del os.environ[name]
     os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
     os.environ.update(token_environment(Path(record.token_path)) | tls_environment(record.tls_dir))
-    os.environ.update(OF_A_DRIVER, RAY_RAYLET_PID=str(os.getpid()))
+    os.environ.update(DRIVER_VARIABLES, RAY_RAYLET_PID=str(os.getpid()))
     if (raylet := sys.modules.get("ray._raylet")) is not None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()  # it caches the token of the previous fleet
 
@@ -66,7 +66,7 @@ def connect(record: FleetRecord) -> ProcessId | None:
     ray_namespace = namespace(fleet_identity(home()))
     try:
         node = None if is_loopback else server_node.ensure(record)
-        with _through(node):
+        with _use_node(node):
             addresses: dict[str, Any] = {"_node_ip_address": node.address if node else record.node_address}
             ray.init(record.address, namespace=ray_namespace, log_to_driver=False, configure_logging=False, **addresses)
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as e:
@@ -78,7 +78,7 @@ def connect(record: FleetRecord) -> ProcessId | None:
 
 
 @contextmanager
-def _through(node: LocalNode | None) -> Iterator[None]:
+def _use_node(node: LocalNode | None) -> Iterator[None]:
     """Make `ray.init` use that node.
 
     Ray picks any of several at one address, even one this user may not open.

@@ -25,16 +25,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cluster.content_hash import Content, close, content_of, delete, stamp_of
+from cluster.content_hash import Content, content_of, delete, make_read_only, stamp_of
 from cluster.errors import FleetError, NotFound, UserError
-from cluster.file_lock import hold
+from cluster.file_lock import share_lock
 from cluster.paths import private_dir, write_durably, write_private
 
 SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SOURCE = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}", re.ASCII)
-LEFT_OVER_S = 86_400.0
+UNFINISHED_S = 86_400.0
 """Age at which an unfinished entry, of a process that was killed, is removed."""
-MOST_TOLD = 256
+MAX_REPORTED = 256
 
 
 def source_key(location: str, version: str = "") -> str:
@@ -43,7 +43,7 @@ def source_key(location: str, version: str = "") -> str:
     return f"{location_key}-{hashlib.sha256(version.encode()).hexdigest()[:16]}" if version else location_key
 
 
-class Contents:
+class ContentCache:
     """The cache in the folder `root`, which is created on first use.
 
     Safe for several threads and processes, also on several machines if the file system has locks.
@@ -74,20 +74,20 @@ class Contents:
 
     def keys(self) -> list[str]:
         """Return the first 16 digits of the entries' hashes, latest use first, then of their sources' hashes."""
-        uses = [(_used_s(entry.path), entry.name) for entry in self._entries()]
+        uses = [(_last_used_s(entry.path), entry.name) for entry in self._entries()]
         names = [name for _, name in sorted(uses, reverse=True)]
         keys, stored = [name[:16] for name in names], set(names)
         with suppress(OSError):
             for path in (self.root / "from").iterdir():
                 if (match := SOURCE.fullmatch(path.name)) and path.read_text() in stored:
                     keys.append(match[1])
-        return list(dict.fromkeys(keys))[:MOST_TOLD]
+        return list(dict.fromkeys(keys))[:MAX_REPORTED]
 
     @contextmanager
     def use(self, sha256: str) -> Iterator[tuple[Path, Path]]:
         """Yield the content and its lock, which this holds, so that the entry is not removed. Raises NotFound."""
         lock = self._entry(sha256) / "lock"
-        descriptor = hold(lock)
+        descriptor = share_lock(lock)
         if descriptor is None:
             raise NotFound(
                 f"data {sha256[:12]}… is not on this node", "nothing to do: the node fetches it again at the next start"
@@ -129,7 +129,7 @@ class Contents:
     def _entries(self) -> list["os.DirEntry[str]"]:
         try:
             with os.scandir(self.root) as entries:
-                return [entry for entry in entries if SHA.fullmatch(entry.name) and _used_s(entry.path)]
+                return [entry for entry in entries if SHA.fullmatch(entry.name) and _last_used_s(entry.path)]
         except FileNotFoundError:
             return []
 
@@ -151,7 +151,7 @@ class Contents:
                 source.chmod(0o700)  # moving a folder needs write permission for it
             content = staging / "content"
             source.rename(content)
-            close(content)
+            make_read_only(content)
             before = stamp_of(content)
             content_facts = content_of(content)
             if expected in ("", content_facts.sha256):
@@ -202,7 +202,7 @@ class Contents:
             raise UserError(sizes, "split the data, or give the pool a larger cache")
         self._remove_unfinished()
         private_dir(self.root)
-        entries = sorted(self._entries(), key=lambda entry: _used_s(entry.path))
+        entries = sorted(self._entries(), key=lambda entry: _last_used_s(entry.path))
         sizes_of = {entry.name: stored.bytes if (stored := self._read_facts(entry.name)) else 0 for entry in entries}
         total = sum(sizes_of.values())
         for sha256, size_bytes in sizes_of.items():
@@ -225,7 +225,7 @@ class Contents:
     def remove_unused(self, named: set[str], idle_s: float) -> list[str]:
         """Remove entries that are not `named` and were not used for `idle_s`. Returns their hashes."""
         self._remove_unfinished()
-        idle = [e.name for e in self._entries() if time.time() - _used_s(e.path) > idle_s]
+        idle = [e.name for e in self._entries() if time.time() - _last_used_s(e.path) > idle_s]
         return [sha256 for sha256 in idle if sha256 not in named and self._remove_entry(sha256)]
 
     def discard(self, path: Path) -> None:
@@ -260,11 +260,11 @@ class Contents:
         """Remove unfinished entries of processes that were killed."""
         with suppress(OSError):
             for path in [*self.root.glob("new-*"), *self.root.glob("gone-*")]:
-                if path.name.startswith("gone-") or time.time() - path.stat().st_mtime > LEFT_OVER_S:
+                if path.name.startswith("gone-") or time.time() - path.stat().st_mtime > UNFINISHED_S:
                     delete(path)
 
 
-def _used_s(entry: str) -> float:
+def _last_used_s(entry: str) -> float:
     """Return the time of an entry's last use, by the wall clock; 0 if it is not an entry."""
     with suppress(OSError):
         return Path(entry, "lock").stat().st_mtime

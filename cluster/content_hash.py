@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import UserError
-from cluster.folder_access import Tree
+from cluster.folder_access import FolderTree
 from cluster.paths import write_durably
 
-MOST_FILES = 1_000_000
+MAX_FILES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +54,22 @@ def files_of(folder: Path, follow: bool = False) -> Iterator[tuple[str, int]]:
     Raises UserError like `content_of`, and if there is no file.
     """
     count = 0
-    for entry in Tree(folder, follow=follow).all_entries():
-        refusal = entry_refusal(entry["type"], entry["refused"])
+    for entry in FolderTree(folder, follow=follow).all_entries():
+        refusal = entry_error(entry["type"], entry["refused"])
         if follow and entry["type"] == "link":
             refusal = f"is a link to {entry['target']}, which is not a file that can be read"
         if refusal:
             raise UserError(f"{str(folder / entry['path'])!r} {refusal}", "leave it out, or put the file itself there")
         if entry["type"] == "file":
             count += 1
-            if count > MOST_FILES:
-                raise UserError(f"{folder} has more than {MOST_FILES:,} files", "pack them into fewer files")
+            if count > MAX_FILES:
+                raise UserError(f"{folder} has more than {MAX_FILES:,} files", "pack them into fewer files")
             yield entry["path"], entry["bytes"]
     if not count:
         raise UserError(f"{folder} contains no file", "name a file, or a folder with files in it")
 
 
-def entry_refusal(kind: str, refused: str) -> str:
+def entry_error(kind: str, refused: str) -> str:
     """Return why an entry of a tree (cluster/folder_access.py) cannot be data; "" if it can."""
     if kind == "link":
         return "is a link, and data must not contain links"
@@ -84,7 +84,7 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def close(path: Path) -> None:
+def make_read_only(path: Path) -> None:
     """Make `path` read-only, except that executables stay executable, and sync all of it to disk."""
     if not path.is_dir():
         path.chmod(0o555 if path.stat().st_mode & stat.S_IXUSR else 0o444)
@@ -95,7 +95,7 @@ def close(path: Path) -> None:
             if stat.S_ISREG(
                 (file := Path(folder, name)).lstat().st_mode
             ):  # other types are refused when the folder is hashed
-                close(file)
+                make_read_only(file)
         Path(folder).chmod(0o555)
         write_durably(Path(folder))
 

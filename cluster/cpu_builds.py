@@ -15,7 +15,7 @@ from cluster.environment_install import NOT_INHERITED, has_pip
 from cluster.recipes import TORCH_INDEX, Recipe
 
 PYTORCH = "https://download.pytorch.org/whl/cpu"
-ANSWER_S, LIMIT_S = 3, 10
+REPLY_TIMEOUT_S, LIMIT_S = 3, 10
 
 
 def resolve_cpu_build(recipe: Recipe) -> Recipe:
@@ -27,17 +27,17 @@ def resolve_cpu_build(recipe: Recipe) -> Recipe:
     if variant is None or not has_pip():
         return recipe
     requirement = next(line for line in variant.packages if line.endswith("+cpu"))
-    if _lists(requirement):
+    if _is_listed(requirement):
         return variant
     index = os.environ.get(TORCH_INDEX, PYTORCH)
-    return replace(variant, elsewhere=((requirement, index),)) if index and _lists(requirement, index) else recipe
+    return replace(variant, elsewhere=((requirement, index),)) if index and _is_listed(requirement, index) else recipe
 
 
-def _lists(requirement: str, index: str = "") -> bool:
+def _is_listed(requirement: str, index: str = "") -> bool:
     """Return whether pip finds exactly this version for this Python and platform."""
     package, _, version = requirement.partition("==")
     index_settings = {"PIP_INDEX_URL": index} if index else {}
-    limits = ("--retries=0", f"--timeout={ANSWER_S}", "--disable-pip-version-check", "--no-input")
+    limits = ("--retries=0", f"--timeout={REPLY_TIMEOUT_S}", "--disable-pip-version-check", "--no-input")
     command = [sys.executable, "-m", "pip", "index", "versions", package, *limits]
     try:
         pip = subprocess.run(

@@ -34,7 +34,7 @@ from cluster.raylets import (
 from cluster.version import VERSION
 
 Progress = Callable[[str], None]
-REPAIR = b"repair"
+REPAIR_MARK = b"repair"
 WAIT_S = 60.0
 """Time that `up` and `down` wait for each other, and for a repair by the server, which `down` stops first."""
 
@@ -57,9 +57,9 @@ def up(
         if current is not None and current.is_headless and _differs(current, spec):
             _clean_up(current, progress)
             current = None
-        refuse_other(current, spec)
+        check_same_fleet(current, spec)
         local_spec = spec.here()
-        _refuse_address(spec)
+        _check_head_address(spec)
         _make_storages(local_spec)
         interpreters = _Interpreters(local_spec, progress)
         if current is None or current.is_headless:
@@ -108,12 +108,12 @@ def down(progress: Progress) -> list[str]:
         if record is None:
             return []
         stopped = [p.node for p in record.running()]
-        progress(_stopping(stopped) if record.is_ours else f"leaving {record.address}, which keeps running")
+        progress(_stop_message(stopped) if record.is_ours else f"leaving {record.address}, which keeps running")
         stop_all(record)
         return stopped
 
 
-def _stopping(nodes: list[str]) -> str:
+def _stop_message(nodes: list[str]) -> str:
     count = len(nodes) - nodes.count(ray_head.HEAD)
     head = " and Ray's head" if ray_head.HEAD in nodes else ""
     return f"stopping {count} node{'s' * (count != 1)}{head}"
@@ -130,10 +130,10 @@ def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None
     with fleet_lock(progress=progress):
         if (current := _current(progress)) is not None and current.address != address:
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
-        _answers(address)
+        _check_reachable(address)
         loopback = address.rpartition(":")[0] in ("127.0.0.1", "localhost")
-        token = tokens.foreign_token()
-        cluster_versions.refuse_other(address, cluster_versions.read(address, token), cluster_versions.ours())
+        token = tokens.external_token()
+        cluster_versions.check_versions(address, cluster_versions.read(address, token), cluster_versions.own_versions())
         record = FleetRecord("attached", "up", address, VERSION, time.time(), str(token), loopback=loopback)
         if current is not None:  # keep our own node of that cluster
             record = replace(record, processes=current.processes, joined_dir=current.joined_dir)
@@ -146,7 +146,7 @@ def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None
         return record
 
 
-def _answers(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Check that something listens at an address.
 
     Raises SpecError for an invalid address, FleetError if not.
@@ -168,7 +168,7 @@ def set_fleet_state(state: str) -> None:
             fleet_record.write(replace(current, state=state))
 
 
-def keep_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
+def record_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
     """Record these hosts, in place of their earlier records.
 
     Raises FleetError if the fleet was taken down.
@@ -182,7 +182,7 @@ def keep_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
         return current
 
 
-def forget_hosts(names: Collection[str]) -> None:
+def remove_hosts(names: Collection[str]) -> None:
     with fleet_lock():
         if (current := fleet_record.read()) is not None:
             fleet_record.write(replace(current, hosts=tuple(h for h in current.hosts if h.name not in names)))
@@ -202,8 +202,8 @@ def fleet_lock(purpose: bytes = b"", progress: Progress | None = None) -> Iterat
     started_s = time.monotonic()
     with open_private(home() / "fleet.lock") as lock:
         while not file_lock.acquire(lock):
-            is_other_command = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
-            if purpose == REPAIR or time.monotonic() - started_s > WAIT_S:
+            is_other_command = os.pread(lock.fileno(), len(REPAIR_MARK), 0) != REPAIR_MARK
+            if purpose == REPAIR_MARK or time.monotonic() - started_s > WAIT_S:
                 raise Conflict(
                     "another `polyfleet up` or `down` is running for this home",
                     "wait until it ends, then run the command again",
@@ -234,7 +234,7 @@ def _clean_up(record: FleetRecord, progress: Progress) -> None:
     stop_all(record)
 
 
-def refuse_other(current: FleetRecord | None, spec: FleetSpec) -> None:
+def check_same_fleet(current: FleetRecord | None, spec: FleetSpec) -> None:
     """Raise Conflict if another fleet than `spec` is up here."""
     if current is not None and _differs(current, spec):
         raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
@@ -262,7 +262,7 @@ def plain_pools(spec: FleetSpec) -> dict[str, dict[str, object]]:
     return {name: pool.model_dump(mode="json") for name, pool in spec.pools.items()}
 
 
-def _refuse_address(spec: FleetSpec) -> None:
+def _check_head_address(spec: FleetSpec) -> None:
     """Raise SpecError if the head cannot listen at its address."""
     if not spec.head.address:
         return

@@ -68,7 +68,7 @@ def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
     own_pip = has_pip()
     venv = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(at.folder)]
     if _run(venv, at, lambda line: None):
-        raise _failed(recipe, at, "could not be created", "on Debian and Ubuntu: apt install python3-venv; ")
+        raise _install_error(recipe, at, "could not be created", "on Debian and Ubuntu: apt install python3-venv; ")
     if recipe.packages:
         requirements_file = at.folder / "requirements.txt"
         requirements_file.write_text(recipe.requirements)
@@ -78,11 +78,11 @@ def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
         first = [(["--no-deps", requirement], {"PIP_INDEX_URL": index}) for requirement, index in recipe.elsewhere]
         for options, settings in (*first, (["-r", str(requirements_file)], {})):
             if _run([*pip, "install", *PIP_OPTIONS, *options], at, on_line, settings):
-                raise _failed(recipe, at, "failed to install")
+                raise _install_error(recipe, at, "failed to install")
     if recipe.modules:
         progress(f"checking that {', '.join(recipe.modules)} can be imported")
         if _run([python, "-I", "-c", f"import {', '.join(recipe.modules)}"], at, lambda line: None):
-            raise _failed(recipe, at, "was installed, but does not work")
+            raise _install_error(recipe, at, "was installed, but does not work")
 
 
 def _run(
@@ -106,7 +106,7 @@ def _run(
         start_new_session=True,
     )
     try:
-        for line in _logged(process, command, at.log):
+        for line in _log_lines(process, command, at.log):
             on_line(line)
         return process.wait()
     finally:
@@ -117,7 +117,7 @@ def _run(
             process.stdout.close()
 
 
-def _logged(process: "subprocess.Popen[str]", command: Sequence[str], path: Path) -> Iterator[str]:
+def _log_lines(process: "subprocess.Popen[str]", command: Sequence[str], path: Path) -> Iterator[str]:
     with path.open("a") as log:
         log.write(f"{COMMAND}{' '.join(command)}\n")
         for line in process.stdout or ():
@@ -126,7 +126,7 @@ def _logged(process: "subprocess.Popen[str]", command: Sequence[str], path: Path
             yield line
 
 
-def _failed(recipe: Recipe, at: InstallFolder, failure: str, remedy: str = "") -> UserError:
+def _install_error(recipe: Recipe, at: InstallFolder, failure: str, remedy: str = "") -> UserError:
     output = at.log.read_text(errors="replace").rpartition(COMMAND)[2]
     lines = [line.rstrip()[:300] for line in output.splitlines()[1:] if line.strip()]
     tail = "".join(f"\n  {line}" for line in lines[-TAIL_LINES:])

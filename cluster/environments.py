@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 MARK = ".complete"
 CURRENT = "current"
-ELSEWHERE = "free disk space there, or set POLYFLEET_CACHE to a folder on another disk"
+DISK_REMEDY = "free disk space there, or set POLYFLEET_CACHE to a folder on another disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def create(environment: "str | Recipe | EnvironmentSpec", progress: Progress = l
     recipe = recipe_of(environment)
     if isinstance(recipe, Path):
         return recipe
-    if (existing := _made(recipe)) is not None:
+    if (existing := _existing_folder(recipe)) is not None:
         return interpreter_of(existing)
     if reason := recipe.unsupported_reason():
         raise FleetError(f"environment {recipe.name!r} cannot exist here: {reason}", "leave its pool out of the fleet")
@@ -74,11 +74,11 @@ def create(environment: "str | Recipe | EnvironmentSpec", progress: Progress = l
         with exclusive(
             _lock_file(folder), lambda: progress("waiting for another process that makes this environment")
         ) as lock:
-            if not _complete(folder):
-                _sweep(folder.parent)
+            if not _is_complete(folder):
+                _remove_unfinished(folder.parent)
                 _build(recipe, folder, lock, progress)
     except OSError as e:
-        raise FleetError(f"environment {recipe.name!r} cannot be made: {e.strerror}: {e.filename}", ELSEWHERE) from e
+        raise FleetError(f"environment {recipe.name!r} cannot be made: {e.strerror}: {e.filename}", DISK_REMEDY) from e
     return interpreter_of(folder)
 
 
@@ -87,7 +87,7 @@ def path(environment: "str | Recipe | EnvironmentSpec") -> Path:
     recipe = recipe_of(environment)
     if isinstance(recipe, Path):
         return recipe
-    if (folder := _made(recipe)) is None:
+    if (folder := _existing_folder(recipe)) is None:
         raise NotFound(f"environment {recipe.name!r} is not made yet", f"run `polyfleet env create {recipe.name}`")
     return interpreter_of(folder)
 
@@ -98,19 +98,19 @@ def unsupported_reason(environment: "str | Recipe | EnvironmentSpec") -> str:
         recipe = recipe_of(environment)
     except UserError as e:
         return e.message
-    if isinstance(recipe, Path) or _made(recipe):
+    if isinstance(recipe, Path) or _existing_folder(recipe):
         return ""
-    if not (recipe.unsupported_reason() or _disk_refusal(recipe)):
+    if not (recipe.unsupported_reason() or _disk_error(recipe)):
         return ""
     # Another index may have packages that need less disk space; it is queried only if that decides.
-    return recipe.unsupported_reason() or _disk_refusal(cpu_builds.resolve_cpu_build(recipe))
+    return recipe.unsupported_reason() or _disk_error(cpu_builds.resolve_cpu_build(recipe))
 
 
 def list_environments() -> list[Environment]:
     """Return the environments in the cache, by name."""
     root = _root()
     current_keys = {variant.key for recipe in recipes.built_in().values() for variant in recipe.variants}
-    return [_described(folder, current_keys) for folder in _folders(root)] if root.is_dir() else []
+    return [_describe(folder, current_keys) for folder in _folders(root)] if root.is_dir() else []
 
 
 def remove(name: str) -> list[Path]:
@@ -154,7 +154,7 @@ def named_interpreter(name: str) -> Path:
     python = Path(sys.executable if name == CURRENT else name)
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise UserError(f"no Python interpreter at {python}", "name the `python` file of an existing environment")
-    if name != CURRENT and (refusal := (interpreter := interpreters.look(python)).refusal):
+    if name != CURRENT and (refusal := (interpreter := interpreters.inspect_interpreter(python)).refusal):
         raise UserError(f"{python} {refusal}", interpreter.remedy)
     return python
 
@@ -167,9 +167,9 @@ def _folder(recipe: Recipe) -> Path:
     return _root() / recipe.key
 
 
-def _made(recipe: Recipe) -> Path | None:
+def _existing_folder(recipe: Recipe) -> Path | None:
     """Return the folder of the first variant that exists, or None."""
-    return next(filter(_complete, map(_folder, recipe.variants)), None)
+    return next(filter(_is_complete, map(_folder, recipe.variants)), None)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -177,14 +177,14 @@ def _folders(root: Path) -> list[Path]:
     return sorted({path.with_suffix("") for path in root.iterdir() if path.is_dir()})
 
 
-def _complete(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     """Return whether the environment is complete and the Python that it was made from still exists."""
     return (folder / MARK).is_file() and interpreter_of(folder).exists()
 
 
-def _described(folder: Path, current_keys: set[str]) -> Environment:
+def _describe(folder: Path, current_keys: set[str]) -> Environment:
     name = folder.name.rpartition("-")[0]
-    if not _complete(folder):
+    if not _is_complete(folder):
         state = "building" if is_locked(_lock_file(folder)) else "broken"
         return Environment(name, folder.name, folder, state, folder.name in current_keys)
     mark = json.loads((folder / MARK).read_text())
@@ -199,8 +199,8 @@ def _lock_file(folder: Path) -> Path:
 
 def _build(recipe: Recipe, folder: Path, lock: int, progress: Progress) -> None:
     _erase(folder)
-    if reason := _disk_refusal(recipe):
-        raise FleetError(f"environment {recipe.name!r}: {reason}", ELSEWHERE)
+    if reason := _disk_error(recipe):
+        raise FleetError(f"environment {recipe.name!r}: {reason}", DISK_REMEDY)
     progress(f"making environment {recipe.name!r} ({len(recipe.packages)} to install) in {folder}")
     progress(recipe.download_summary)
     started_s = time.monotonic()
@@ -231,15 +231,15 @@ def _erase(folder: Path) -> None:
     shutil.rmtree(folder.with_name(f"{folder.name}.tmp"), ignore_errors=True)
 
 
-def _sweep(root: Path) -> None:
+def _remove_unfinished(root: Path) -> None:
     """Remove folders of builders that were killed: they have no mark, and no process holds the lock."""
     for folder in _folders(root):
         with try_exclusive(_lock_file(folder)) as lock:
-            if lock is not None and not _complete(folder):
+            if lock is not None and not _is_complete(folder):
                 _erase(folder)
 
 
-def _disk_refusal(recipe: Recipe) -> str:
+def _disk_error(recipe: Recipe) -> str:
     root = _root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free = shutil.disk_usage(existing).free

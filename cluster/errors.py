@@ -8,7 +8,7 @@ PolyfleetError          what happened, with numbers, and what to do next
 └── FleetError          the fleet cannot serve now (no head, no disk space, no node): exit code 3, HTTP 503
 """
 
-MOST_NAMED, CLOSE_NAMED = 100, 10
+MAX_NAMED, CLOSE_NAMED = 100, 10
 
 
 class PolyfleetError(Exception):
@@ -56,12 +56,12 @@ class FleetError(PolyfleetError):
 def nearest(name: str, valid: "list[str] | tuple[str, ...]") -> str:
     """Return the remedy for an unknown name: the closest valid name, then all valid names.
 
-    Of more than MOST_NAMED only the closest are listed.
+    Of more than MAX_NAMED only the closest are listed.
     """
     from difflib import get_close_matches  # not at the top: supervisors of attempts import this file and never need it
 
     close = get_close_matches(name, valid, n=1, cutoff=0.5)
-    if len(valid) > MOST_NAMED:
+    if len(valid) > MAX_NAMED:
         closest = get_close_matches(name, valid, n=CLOSE_NAMED, cutoff=0.0)
         choices = f"{', '.join(closest)} and {len(valid) - len(closest)} more"
     else:

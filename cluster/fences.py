@@ -14,7 +14,7 @@ from cluster.untrusted_files import UnreadableFile, open_untrusted_in
 
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 TEXT = re.compile(rb"(0|[1-9][0-9]{0,17})\n")
-LONGEST_BYTES = 19
+MAX_FENCE_BYTES = 19
 
 
 def local_folder() -> Path:
@@ -37,7 +37,7 @@ def write(folder: Path, job: str, epoch: int) -> None:
 
     An invalid file is replaced. Raises OSError, and UserError if `job` cannot be a job's id.
     """
-    _checked(job)
+    _check_job_id(job)
     part = folder / f".{job}.part"
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -48,10 +48,10 @@ def write(folder: Path, job: str, epoch: int) -> None:
 
 def read(folder: Path, job: str) -> int | None:
     """Return the job's fence, or None if none was written. Raises UnreadableFile for an invalid file."""
-    _checked(job)
+    _check_job_id(job)
     try:
         with open_untrusted_in(folder, job) as file:
-            text = os.read(file, LONGEST_BYTES + 1)
+            text = os.read(file, MAX_FENCE_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as e:
@@ -63,10 +63,10 @@ def read(folder: Path, job: str) -> int | None:
 
 def remove(folder: Path, job: str) -> None:
     """Remove the fence of a job whose attempts have all ended."""
-    _checked(job)
+    _check_job_id(job)
     (folder / job).unlink(missing_ok=True)
 
 
-def _checked(job: str) -> None:
+def _check_job_id(job: str) -> None:
     if not JOB.fullmatch(job):
         raise UserError(f"{job[:200]!r} cannot be a job's id", "use letters, digits, `.`, `_` and `-`")

@@ -19,11 +19,11 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
     If another process holds it, call `on_wait` and wait.
     """
     with path.open("w") as file:
-        wait_for(file.fileno(), on_wait)
+        acquire_or_wait(file.fileno(), on_wait)
         yield file.fileno()
 
 
-def wait_for(descriptor: int, on_wait: Callable[[], None]) -> None:
+def acquire_or_wait(descriptor: int, on_wait: Callable[[], None]) -> None:
     """Lock the open file until its descriptor is closed.
 
     If another process holds the lock, call `on_wait` and wait.
@@ -55,7 +55,7 @@ def acquire(file: IO[Any] | int) -> bool:
     return True
 
 
-def hold(lock: Path) -> int | None:
+def share_lock(lock: Path) -> int | None:
     """Take a shared lock on the file `lock`, until the returned descriptor is closed or this process ends.
 
     Returns None if the file does not exist, or was removed while this waited.

@@ -11,7 +11,7 @@ from typing import Any
 from cluster.errors import UserError
 from cluster.hosts.host_names import name_of
 from cluster.paths import check_owner, home, private_dir, write_private
-from cluster.processes import ProcessId, alive
+from cluster.processes import ProcessId, is_alive
 from cluster.serialization import from_plain, to_plain
 
 
@@ -79,7 +79,8 @@ class FleetRecord:
     `temp_dir` belongs to this fleet alone; Ray's own folder is in it. `previous_temp_dir` is the folder of the previous
     Ray cluster, while nodes of it may run. `joined_dir` is the folder of our own node in a cluster that others run.
     `skipped_pools` pairs a pool that cannot exist here with the reason. `accelerator_counts` counts this machine's
-    accelerators by backend. `umask` is that of the user who ran `up`: jobs write files as they would in that user's shell.
+    accelerators by backend. `umask` is that of the user who ran `up`: jobs write files as they would in that user's
+    shell.
 
     `node_address` is the address of this machine's nodes. `host` names this machine in a fleet whose head is elsewhere;
     `pools` are then those of this machine. `tls_dir` has the certificates of this machine, if the fleet spans several.
@@ -145,10 +146,10 @@ class FleetRecord:
     def is_headless(self) -> bool:
         """Whether the head of this machine has ended. Its nodes and agents keep running and wait for it."""
         has_one = self.is_embedded and bool(self.head_spec or not self.host)
-        return has_one and not (self.head is not None and alive(self.head.process))
+        return has_one and not (self.head is not None and is_alive(self.head.process))
 
     def running(self) -> tuple[NodeProcess, ...]:
-        return tuple(p for p in self.processes if alive(p.process))
+        return tuple(p for p in self.processes if is_alive(p.process))
 
 
 def path() -> Path:

@@ -23,7 +23,7 @@ from cluster.validation_errors import WrongValueError, prefix_field, validate_mo
 
 FLEETS = Path(__file__).parent / "fleets"
 
-ENGINES_ALONE = ("accelerators", "cpus", "memory", "min_nodes", "max_nodes", "start_timeout_s", "keep_idle_s", "image",
+ENGINE_FIELDS = ("accelerators", "cpus", "memory", "min_nodes", "max_nodes", "start_timeout_s", "keep_idle_s", "image",
                  "topology", "spot", "kubernetes", "ray_autoscaler", "slurm")  # fmt: skip
 
 
@@ -120,10 +120,10 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     memory: engines.Memory | None = None
     min_nodes: engines.MinNodes | None = None
     max_nodes: engines.MaxNodes | None = None
-    start_timeout_s: engines.Whole | None = Field(
+    start_timeout_s: engines.PositiveInteger | None = Field(
         default=None, description="Seconds to wait for a node of an autoscaler (default: 600)"
     )
-    keep_idle_s: engines.Whole | None = Field(
+    keep_idle_s: engines.PositiveInteger | None = Field(
         default=None,
         description="Seconds that an unused node of an autoscaler keeps its agent, and so stays (default: 300)",
     )
@@ -162,7 +162,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     @property
     def only_rendered(self) -> list[str]:
         """The fields that are set and that only engines can use, not nodes of this machine."""
-        fields = ((name, getattr(self, name)) for name in ENGINES_ALONE)
+        fields = ((name, getattr(self, name)) for name in ENGINE_FIELDS)
         return [name for name, value in fields if value is not None and value is not False and value != ""]
 
 
@@ -315,7 +315,7 @@ def drop_unavailable_pools(fleet: FleetSpec) -> tuple[FleetSpec, list[tuple[str,
     return fleet.model_copy(update={"pools": remaining}), left_out
 
 
-def attachable(fleet: FleetSpec) -> FleetSpec:
+def check_attachable(fleet: FleetSpec) -> FleetSpec:
     """Return the fleet if it can be attached to a Ray cluster.
 
     Raises SpecError if it has hosts of its own.
@@ -330,7 +330,7 @@ def attachable(fleet: FleetSpec) -> FleetSpec:
     return fleet
 
 
-def startable(fleet: FleetSpec) -> FleetSpec:
+def check_startable(fleet: FleetSpec) -> FleetSpec:
     """Return the fleet if `up` can start it. Raises SpecError naming fields that only engines can use."""
     for name, pool in fleet.pools.items():
         if fields := pool.only_rendered:

@@ -63,7 +63,7 @@ def _number_as_text(value: Any) -> Any:
 
 def _requirements(value: tuple[str, ...]) -> tuple[str, ...]:
     for line in value:
-        if not requirements.plain_requirement(line):
+        if not requirements.is_plain_requirement(line):
             raise WrongValueError(
                 f"{line[:200]!r} is not a requirement of a package by name",
                 "write NAME[EXTRAS] and versions, such as `torch==2.9.0`; put indexes and credentials into pip's own"

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from cluster.checkpoint_location import path_error
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.folder_entries import Entry, Parts, below, cursor, entry, from_cursor, link_refusal
+from cluster.folder_entries import Entry, Parts, below, cursor, entry, from_cursor, link_error
 from cluster.safe_path_walk import descend
 
 PIECE_BYTES = 8 << 20
 """Bytes read, hashed and sent at a time."""
-MOST_LISTED = 5_000
+MAX_LISTED_FILES = 5_000
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -46,7 +46,7 @@ def digest_of(hashes: list[str]) -> str:
     return digest("".join(hashes).encode())
 
 
-def plain(path: str, field: str = "path") -> str:
+def normalize_path(path: str, field: str = "path") -> str:
     """Return `path` without `.` and doubled slashes; "" is the root itself.
 
     Raises UserError for a path outside the root.
@@ -60,7 +60,7 @@ def plain(path: str, field: str = "path") -> str:
     return normalized
 
 
-class Tree:
+class FolderTree:
     """A folder tree: `base` below `root`. Links are not followed, except in the path of `root` itself.
 
     `follow`: links to files count as the files, for a folder that a user names on their own machine.
@@ -72,7 +72,7 @@ class Tree:
     def __str__(self) -> str:
         return str(self.root / self.base)
 
-    def entries(self, path: str = "", after: str = "", most: int = MOST_LISTED) -> tuple[list[Entry], str]:
+    def entries(self, path: str = "", after: str = "", most: int = MAX_LISTED_FILES) -> tuple[list[Entry], str]:
         """Return a page of at most `most` entries below `path`, in the order of their parts, behind `after`.
 
         Also returns the `after` of the next page, "" if there is none. If `path` is not a folder, returns its own
@@ -110,7 +110,7 @@ class Tree:
     def entry(self, path: str) -> Entry:
         """Return the entry of one path. Raises NotFound."""
         *above, name = _parts(path)
-        with self._open_folder(tuple(above)) as folder, _reported(path):
+        with self._open_folder(tuple(above)) as folder, _translated_errors(path):
             return entry(folder, name, (*above, name), self._follow)
 
     def exists(self, path: str) -> bool:
@@ -138,7 +138,7 @@ class Tree:
     @contextmanager
     def _open_file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
         *above, name = _parts(path)
-        with self._open_folder(tuple(above)) as folder, _reported(path):
+        with self._open_folder(tuple(above)) as folder, _translated_errors(path):
             descriptor = os.open(name, _READ & ~os.O_NOFOLLOW if self._follow else _READ, dir_fd=folder)
             try:
                 status = os.fstat(descriptor)
@@ -192,22 +192,26 @@ class Tree:
 
     def link(self, path: str, target: str) -> None:
         """Create a symbolic link. Raises UserError if it points outside the tree, Conflict if `path` exists."""
-        if refusal := link_refusal(path, target):
+        if refusal := link_error(path, target):
             raise UserError(
                 f"the link {path!r} to {target[:200]!r} is refused: {refusal}", "link to a path inside the folder"
             )
         *above, name = _parts(path)
-        with self._open_folder(tuple(above), make=True) as folder, _reported(path):
+        with self._open_folder(tuple(above), make=True) as folder, _translated_errors(path):
             os.symlink(target, name, dir_fd=folder)
 
-    def move(self, path: str, to: "Tree", new: str, *, over: bool) -> None:
+    def move(self, path: str, to: "FolderTree", new: str, *, over: bool) -> None:
         """Move one file or link atomically to `new` in the tree `to`, on the same file system.
 
         Raises Conflict if `new` exists, unless `over` is set and it is a regular file.
         """
         *above, name = _parts(path)
         *new_above, new_name = _parts(new)
-        with self._open_folder(tuple(above)) as source, to._open_folder(tuple(new_above), make=True) as target, _reported(new):
+        with (
+            self._open_folder(tuple(above)) as source,
+            to._open_folder(tuple(new_above), make=True) as target,
+            _translated_errors(new),
+        ):
             if over:
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.stat(new_name, dir_fd=target, follow_symlinks=False).st_mode):
@@ -226,7 +230,7 @@ class Tree:
     @contextmanager
     def _open_for_writing(self, path: str) -> Iterator[int]:
         *above, name = _parts(path)
-        with self._open_folder(tuple(above), make=True) as folder, _reported(path):
+        with self._open_folder(tuple(above), make=True) as folder, _translated_errors(path):
             descriptor = os.open(name, _WRITE, 0o600, dir_fd=folder)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -239,7 +243,7 @@ class Tree:
     def _open_folder(self, parts: Parts, make: bool = False) -> Iterator[int]:
         """Yield a descriptor of the folder."""
         names = (*_parts(self.base), *parts)
-        with _reported("/".join(parts)):
+        with _translated_errors("/".join(parts)):
             descriptor = descend(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), names, make=make)
         try:
             yield descriptor
@@ -259,7 +263,7 @@ def _parts(path: str) -> Parts:
 
 
 @contextmanager
-def _reported(path: str) -> Iterator[None]:
+def _translated_errors(path: str) -> Iterator[None]:
     """Turn system errors into ours, with the path as it was passed."""
     try:
         yield

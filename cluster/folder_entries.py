@@ -28,7 +28,7 @@ class Entry(TypedDict):
     refused: str
 
 
-def link_refusal(path: str, target: str) -> str:
+def link_error(path: str, target: str) -> str:
     """Return why a link at `path` may not be created in a copy of its tree; "" if its target is inside.
 
     `..` is accepted at the front only, where it is relative to the link's own folder, which is not a link. After a name
@@ -87,7 +87,7 @@ def entry(folder: int, name: str, parts: Parts, follow: bool = False) -> Entry:
         kind = "folder"
     else:
         kind = "file" if stat.S_ISREG(status.st_mode) else "other"
-    refused = path_error(path) or (link_refusal(path, target) if kind == "link" else "")
+    refused = path_error(path) or (link_error(path, target) if kind == "link" else "")
     return {
         "path": _text(path),
         "type": kind,

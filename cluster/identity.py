@@ -15,7 +15,7 @@ from cluster.untrusted_files import UnreadableFile, read_bytes
 
 FILE = "fleet-identity"
 FORM = re.compile(r"[0-9a-f]{16}")
-_LONGEST_BYTES = 64
+_MAX_BYTES = 64
 
 
 def fleet_identity(home_folder: Path) -> str:
@@ -23,9 +23,9 @@ def fleet_identity(home_folder: Path) -> str:
 
     Raises UserError for an invalid file: with a new identity, no fleet would own what runs under the old one.
     """
-    path = tokens.ensure(home_folder / FILE, size_bytes=8)
+    path = tokens.create_token(home_folder / FILE, size_bytes=8)
     try:
-        content = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
+        content = read_bytes(path, _MAX_BYTES).decode("ascii", "replace").strip()
     except UnreadableFile as e:
         raise UserError(f"{path} {e.why}", _REMEDY) from None
     if not FORM.fullmatch(content):
@@ -45,7 +45,7 @@ def storage_identity(folder: Path) -> str:
     try:
         if not path.exists():
             _make(path)
-        content = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
+        content = read_bytes(path, _MAX_BYTES).decode("ascii", "replace").strip()
     except (OSError, UnreadableFile):
         return ""
     return content if FORM.fullmatch(content) else ""

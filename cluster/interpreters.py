@@ -16,14 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-LEAST_PYTHON = (3, 11)
-NEEDED = ("torch", "numpy", "psutil", "pydantic", "pydantic_settings", "xxhash")
+MIN_PYTHON = (3, 11)
+REQUIRED_MODULES = ("torch", "numpy", "psutil", "pydantic", "pydantic_settings", "xxhash")
 """Modules that ranks import wherever they run. Each belongs to a distribution of the same name."""
 TIMEOUT_S = 20.0
 
 # Runs under any Python from 3.8 on, so that one that is too old can print its version. The path of torch's file is
 # enough to see what torch was built for.
-_ASK = """
+_PROBE = """
 import importlib.metadata as metadata, importlib.util as util, json, platform, sys
 def version(name):
     try:
@@ -61,15 +61,15 @@ class Interpreter:
         """Why ranks cannot run from it; "" if they can."""
         if self.problem:
             return self.problem
-        if tuple(map(int, self.python.split(".")[:2])) < LEAST_PYTHON:
-            return f"is Python {self.python}; Polyfleet needs {'.'.join(map(str, LEAST_PYTHON))} or newer"
-        missing = [name for name in NEEDED if name not in self.modules]
+        if tuple(map(int, self.python.split(".")[:2])) < MIN_PYTHON:
+            return f"is Python {self.python}; Polyfleet needs {'.'.join(map(str, MIN_PYTHON))} or newer"
+        missing = [name for name in REQUIRED_MODULES if name not in self.modules]
         return f"has no {', '.join(missing)}" if missing else ""
 
     @property
     def remedy(self) -> str:
-        missing = [name for name in NEEDED if name not in self.modules]
-        if self.problem or len(missing) in (0, len(NEEDED)):
+        missing = [name for name in REQUIRED_MODULES if name not in self.modules]
+        if self.problem or len(missing) in (0, len(REQUIRED_MODULES)):
             return "name the `python` of an environment with torch, or use requirements"
         return f"install them: {self.path} -m pip install {' '.join(missing)}"
 
@@ -79,10 +79,12 @@ class Interpreter:
         return self.python == platform.python_version() and self.versions.get("ray") == version("ray")
 
 
-def look(path: str | Path, distributions: Iterable[str] = (), modules: Iterable[str] = ()) -> Interpreter:
+def inspect_interpreter(
+    path: str | Path, distributions: Iterable[str] = (), modules: Iterable[str] = ()
+) -> Interpreter:
     """Run the interpreter and return its facts. It imports none of the modules, which would take seconds."""
-    request = {"distributions": ["ray", *distributions], "modules": [*NEEDED, *modules]}
-    command = [str(path), "-c", _ASK, json.dumps(request)]
+    request = {"distributions": ["ray", *distributions], "modules": [*REQUIRED_MODULES, *modules]}
+    command = [str(path), "-c", _PROBE, json.dumps(request)]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/", check=False)
         reply: dict[str, Any] = json.loads(process.stdout)
@@ -94,7 +96,7 @@ def look(path: str | Path, distributions: Iterable[str] = (), modules: Iterable[
     return Interpreter(str(path), *facts)
 
 
-def for_nodes(pool_python: Path) -> Path:
+def node_interpreter(pool_python: Path) -> Path:
     """Return the Python that the nodes of a pool run from: the pool's own if it can run Ray, else ours."""
     own = Path(sys.executable)
-    return pool_python if pool_python == own or look(pool_python).runs_ray else own
+    return pool_python if pool_python == own or inspect_interpreter(pool_python).runs_ray else own

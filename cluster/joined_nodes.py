@@ -22,11 +22,11 @@ from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import FleetSpec
 from cluster.node_repair import NodeRepair
 from cluster.paths import home, private_dir, umask, write_private
-from cluster.processes import alive, free_port, start_detached
+from cluster.processes import free_port, is_alive, start_detached
 from cluster.raylets import (
-    AUTHENTICATION,
+    TOKEN_PREFIX,
     log_of,
-    new_temporary,
+    new_temporary_folder,
     remove_temp_dir,
     remove_tokens,
     stop_all,
@@ -35,7 +35,7 @@ from cluster.raylets import (
 from cluster.version import VERSION
 
 KEEPER = "keeper"
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 Progress = embedded.Progress
 
 
@@ -61,7 +61,7 @@ class Request:
     port: int = 0
 
 
-def lead(request: Request, progress: Progress) -> dict[str, Any]:
+def start_head(request: Request, progress: Progress) -> dict[str, Any]:
     """Start the fleet's head here: from its storage if it has ended, as a new head if that is lost.
 
     Returns {"address", "cluster"}, which nodes join afterwards. A keeper restarts the head if it ends. Raises
@@ -69,19 +69,19 @@ def lead(request: Request, progress: Progress) -> dict[str, Any]:
     """
     with embedded.fleet_lock():
         record = fleet_record.read()
-        if record is not None and not _leads(record, request):
+        if record is not None and not _has_this_head(record, request):
             stop_all(record)
             record = None
         if record is not None and record.is_headless:
-            record = _again(record, progress)
+            record = _restart_head(record, progress)
         if record is None:
             progress("starting the head")
-            record = _begun(_leading(request))
-        record = _kept(replace(record, state="up"))
+            record = _start_new_head(_new_head_record(request))
+        record = _ensure_keeper(replace(record, state="up"))
         return {"address": record.address, "cluster": record.cluster}
 
 
-def _leads(record: FleetRecord, request: Request) -> bool:
+def _has_this_head(record: FleetRecord, request: Request) -> bool:
     """Return whether the record has the head of exactly this fleet, running or not."""
     try:
         is_same_token = tokens.read(Path(record.token_path)) == request.token
@@ -90,7 +90,7 @@ def _leads(record: FleetRecord, request: Request) -> bool:
     return is_same_token and bool(record.head_spec) and record.pools == embedded.plain_pools(_spec(request))
 
 
-def _again(record: FleetRecord, progress: Progress) -> FleetRecord | None:
+def _restart_head(record: FleetRecord, progress: Progress) -> FleetRecord | None:
     """Restart the head. Return None if its storage is lost; then all of it is stopped and removed."""
     try:
         return ray_head.restart(record, progress)
@@ -100,17 +100,17 @@ def _again(record: FleetRecord, progress: Progress) -> FleetRecord | None:
         return None
 
 
-def _leading(request: Request) -> FleetRecord:
+def _new_head_record(request: Request) -> FleetRecord:
     """Return the record of a fleet whose head is to start here."""
     private_dir(home())
-    _identify(request.identity)
+    _check_identity(request.identity)
     record = _new_record(request, f"{request.address}:{request.port or free_port()}")
     spec = {"address": request.address, "port": request.port}
     shutil.rmtree(ray_head.storage(record), ignore_errors=True)
     return replace(record, head_spec=spec, cluster=secrets.token_hex(8))
 
 
-def _begun(record: FleetRecord) -> FleetRecord:
+def _start_new_head(record: FleetRecord) -> FleetRecord:
     fleet_record.write(record)
     try:
         return ray_head.start(record)
@@ -136,7 +136,7 @@ def join(request: Request, accelerators: dict[str, int], progress: Progress) -> 
         record = _current(request, spec, progress)
         interpreters = {pool: Path(python) for pool, python in request.interpreters.items()}
         try:
-            record = _kept(
+            record = _ensure_keeper(
                 embedded.start_missing_nodes(
                     replace(record, accelerator_counts=accelerators), spec, interpreters, progress
                 )
@@ -151,7 +151,7 @@ def join(request: Request, accelerators: dict[str, int], progress: Progress) -> 
 def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetRecord:
     """Return the record of the nodes here for that head, or write a new record."""
     private_dir(home())
-    _identify(request.identity)
+    _check_identity(request.identity)
     pools = embedded.plain_pools(spec)
     record_here, keeper = fleet_record.read(), tuple[NodeProcess, ...]()
     is_same_head = record_here is not None and (record_here.address, record_here.cluster) == (
@@ -165,14 +165,14 @@ def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetReco
         raise Conflict(message, "run `polyfleet down`, then `polyfleet up -f` with the changed file")
     if record_here is not None:
         progress(f"leaving the head at {record_here.address}")
-        keeper = _parted(record_here, pools)
+        keeper = _leave_previous_head(record_here, pools)
     record = replace(_new_record(request, request.head), processes=keeper)
     fleet_record.write(record)
     return record
 
 
 def _new_record(request: Request, head: str) -> FleetRecord:
-    token = home() / f"{AUTHENTICATION}-joined"
+    token = home() / f"{TOKEN_PREFIX}-joined"
     write_private(token, request.token)
     return FleetRecord(
         name=request.name,
@@ -181,7 +181,7 @@ def _new_record(request: Request, head: str) -> FleetRecord:
         version=VERSION,
         started_s=time.time(),
         token_path=str(token),
-        temp_dir=new_temporary(),
+        temp_dir=new_temporary_folder(),
         loopback=False,
         pools=embedded.plain_pools(_spec(request)),
         umask=umask(),
@@ -192,7 +192,7 @@ def _new_record(request: Request, head: str) -> FleetRecord:
     )
 
 
-def _parted(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ...]:
+def _leave_previous_head(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ...]:
     """Stop the nodes of the previous head. Returns the keeper, which continues.
 
     If the pools stay the same, their attempts keep running, and new agents adopt them.
@@ -206,7 +206,7 @@ def _parted(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ..
     return tuple(p for p in record.processes if p.role == KEEPER)
 
 
-def _identify(fleet_id: str) -> None:
+def _check_identity(fleet_id: str) -> None:
     """Bind this home to one fleet for ever. Raises Conflict if it belongs to another fleet."""
     path = home() / identity.FILE
     if not path.exists():
@@ -227,9 +227,9 @@ def _certificates(request: Request) -> Path:
     return folder
 
 
-def _kept(record: FleetRecord) -> FleetRecord:
+def _ensure_keeper(record: FleetRecord) -> FleetRecord:
     """Make sure that a keeper is running; returns the record with it."""
-    if any(p.role == KEEPER and alive(p.process) for p in record.processes):
+    if any(p.role == KEEPER and is_alive(p.process) for p in record.processes):
         return record
     command = [sys.executable, "-P", "-m", "workers.host", "keep"]
     environment = {**os.environ, "PYTHONPATH": str(code_export.export()), "POLYFLEET_HOME": str(home())}
@@ -248,24 +248,24 @@ def leave(progress: Progress) -> list[str]:
     return stopped
 
 
-def keep() -> None:
+def run_keeper() -> None:
     """Restart nodes that end, until this machine leaves the fleet."""
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    repairs = NodeRepair(_say)
+    repairs = NodeRepair(_log)
     reported: dict[str, str] = {}
     while (record := fleet_record.read()) is not None and record.state != "stopping":
         waiting = dict(repairs.restart_lost_nodes().postponed)
         for node, why in waiting.items():
             if node not in reported:
-                _say(f"{node}: {why}")
+                _log(f"{node}: {why}")
         reported = waiting
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
     sys.stdout.flush()

@@ -33,7 +33,7 @@ class LastUsed:
     def remove_if_idle(self, name: str) -> Iterator[bool]:
         """Yield whether `name` may be removed now.
 
-        A thread that wants to use it waits in `note` until this block ends.
+        A thread that wants to use it waits in `touch` until this block ends.
         """
         with self._lock:
             if idle := bool(self.idle([name])):

@@ -19,12 +19,12 @@ from cluster.untrusted_files import open_untrusted
 
 PARTS = 16
 BLOCK_BYTES = 256 << 10
-LONGEST_READ_BYTES = 1 << 20
+MAX_READ_BYTES = 1 << 20
 """Maximum bytes per read, more than the longest line."""
 STAMP = len("2026-11-20T23:14:53.123456Z")
 
 
-class Writer:
+class LogWriter:
     """Writes a log and keeps about `limit_bytes` of it: the first sixteenth and the newest fifteen.
 
     A line is always complete in one part.
@@ -82,7 +82,7 @@ class Writer:
         os.close(self._file)
 
 
-class Read(NamedTuple):
+class LogRead(NamedTuple):
     """Result of a read: `data` has complete lines up to byte `next`; `more`: further lines exist already."""
 
     data: bytes
@@ -90,7 +90,7 @@ class Read(NamedTuple):
     more: bool
 
 
-def read(path: Path, offset: int, limit_bytes: int) -> Read:
+def read(path: Path, offset: int, limit_bytes: int) -> LogRead:
     """Return lines from byte `offset` on, about `limit_bytes`.
 
     Raises UnreadableFile; FileNotFoundError without a log.
@@ -103,19 +103,19 @@ def read(path: Path, offset: int, limit_bytes: int) -> Read:
             index += 1
         part = parts[index]
         if offset > parts[-1].end:
-            return Read(b"", offset, False)
+            return LogRead(b"", offset, False)
         missing = max(part.start - offset, 0)
         begin = max(offset, part.start)
         try:
-            data = _lines(part, begin, max(1, min(limit_bytes, LONGEST_READ_BYTES)))
+            data = _lines(part, begin, max(1, min(limit_bytes, MAX_READ_BYTES)))
         except FileNotFoundError:
             if index == 0:
                 raise
             continue  # the part was removed since it was listed
         if not data:
-            return Read(b"", offset, False)
+            return LogRead(b"", offset, False)
         after = begin + len(data)
-        return Read(_marker(missing, data) + data, after, after < part.end or index + 1 < len(parts))
+        return LogRead(_marker(missing, data) + data, after, after < part.end or index + 1 < len(parts))
 
 
 def last(path: Path, count: int) -> tuple[int, int]:
@@ -171,9 +171,9 @@ def _lines(part: _Part, begin: int, limit_bytes: int) -> bytes:
     with open_untrusted(part.path) as file:
         data = os.pread(file, limit_bytes, begin - part.start)
         if len(data) == limit_bytes and b"\n" not in data:
-            data = os.pread(file, LONGEST_READ_BYTES, begin - part.start)
+            data = os.pread(file, MAX_READ_BYTES, begin - part.start)
     complete = data[: data.rfind(b"\n") + 1]
-    return complete or (data if len(data) == LONGEST_READ_BYTES else b"")
+    return complete or (data if len(data) == MAX_READ_BYTES else b"")
 
 
 def _marker(missing: int, following: bytes) -> bytes:

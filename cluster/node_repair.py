@@ -56,7 +56,7 @@ class NodeRepair:
         try:
             if not lost_nodes(fleet_record.read()):
                 return RepairResult()
-            with embedded.fleet_lock(embedded.REPAIR):
+            with embedded.fleet_lock(embedded.REPAIR_MARK):
                 record = fleet_record.read()
                 return self._repair(record, lost_nodes(record)) if record is not None else RepairResult()
         except Conflict:
@@ -72,7 +72,7 @@ class NodeRepair:
         return [t for t in self._starts.get(node, ()) if self._now_s() - t < WINDOW_S]
 
     def stop_node(self, node: str) -> None:
-        """Stop a worker node of the embedded fleet, on which nothing may run; `restart_lost` starts it again.
+        """Stop a worker node of the embedded fleet, on which nothing may run; `restart_lost_nodes` starts it again.
 
         The node gets SIGTERM before it is killed, so that it notifies Ray's head of its end. A head whose wall clock
         was set back would not notice otherwise that the node has gone, and the new node has the same name.
@@ -86,12 +86,12 @@ class NodeRepair:
         for node in nodes:
             recent = self._recent(node)
             if pause_s := backoff_left_s(recent, self._now_s()):
-                waiting[node] = _sentence(node, len(recent), pause_s)
+                waiting[node] = _delay_message(node, len(recent), pause_s)
                 continue
             self._starts[node] = [*recent, self._now_s()]
             self._progress(f"{node} of fleet {record.name} has ended: restarting it")
             try:
-                record = _with_head(record, self._progress) if node == HEAD else _again(record, node)
+                record = _with_head(record, self._progress) if node == HEAD else _restart_node(record, node)
                 started.append(node)
             except (PolyfleetError, OSError) as e:
                 waiting[node] = f"node {node} ended and could not be restarted: {e}"
@@ -119,14 +119,14 @@ def backoff_left_s(starts: Sequence[float], now_s: float) -> float:
     return starts[-len(PAUSES_S)] + WINDOW_S - now_s
 
 
-def _sentence(node: str, starts: int, pause_s: float) -> str:
+def _delay_message(node: str, starts: int, pause_s: float) -> str:
     message = f"node {node} ended again after {starts} restarts within {WINDOW_S / 60:.0f} minutes"
     return (
         f"{message}; the next start is in {pause_s:.0f} s; run `polyfleet up` to start it now; {log_tail(log_of(node))}"
     )
 
 
-def _again(record: FleetRecord, node: str) -> FleetRecord:
+def _restart_node(record: FleetRecord, node: str) -> FleetRecord:
     spec = embedded.spec_of(record)
     name, number = embedded.declared_nodes(spec, record.host)[node]
     return start_worker(record, spec, (name, number), environments.path(spec.pools[name].environment))

@@ -10,7 +10,7 @@ from typing import IO
 from cluster.errors import UserError
 
 DEFAULT_HOME = ".polyfleet"
-MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token", "fleet-identity"}
+HOME_FILES = {"fleet.lock", "server-start.lock", "server.lock", "ray-token", "fleet-identity"}
 """Files of a home. A folder with one of them is in use by Polyfleet already."""
 
 
@@ -60,7 +60,7 @@ def private_dir(path: Path) -> Path:
     if status.st_mode & 0o077:
         if home() in path.parents:
             private_dir(home())
-        elif not _closed_above(path) and not _is_ours(path):
+        elif not _is_parent_private(path) and not _is_ours(path):
             raise UserError(
                 f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):04o}) "
                 "and is not a Polyfleet folder",
@@ -91,7 +91,7 @@ def _is_ours(path: Path) -> bool:
     if path.parent == path.parent.parent:
         return False
     names = {entry.name for entry in path.iterdir()}
-    return path.name == DEFAULT_HOME or not names or bool(names & MARKS)
+    return path.name == DEFAULT_HOME or not names or bool(names & HOME_FILES)
 
 
 def _make(path: Path, above: bool = True) -> bool:
@@ -115,7 +115,7 @@ def _make(path: Path, above: bool = True) -> bool:
     return True
 
 
-def _closed_above(path: Path) -> bool:
+def _is_parent_private(path: Path) -> bool:
     """Return whether one of its parents is ours and already keeps other users out."""
     above = (folder.stat() for folder in path.resolve().parents)
     return any(status.st_uid == os.geteuid() and not status.st_mode & 0o077 for status in above)

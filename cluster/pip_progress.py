@@ -39,7 +39,7 @@ class PipProgress:
 
 def main() -> int:
     packages, *command = sys.argv[1:]
-    on_line, output = PipProgress(int(packages), _say), list[str]()
+    on_line, output = PipProgress(int(packages), _print_line), list[str]()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as pip:
@@ -51,7 +51,7 @@ def main() -> int:
     return pip.returncode
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

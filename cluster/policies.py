@@ -11,15 +11,15 @@ from cluster.validation_errors import prefix_field
 GROUP = "polyfleet.policies"
 """Entry-point group of installed policies, NAME = module:function; see docs/guides/policies.md."""
 
-OURS = ("finish_time", "priority", "fifo", "max_min_fairness", "makespan", "cost")
+BUILTIN = ("finish_time", "priority", "fifo", "max_min_fairness", "makespan", "cost")
 
 
 def names() -> tuple[str, ...]:
     """Return every policy name that a fleet file may use."""
-    return (*OURS, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*OURS}))
+    return (*BUILTIN, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*BUILTIN}))
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     if name not in (valid := names()):
         raise UserError(f"unknown policy {name!r}", nearest(name, valid))
     return name
@@ -28,8 +28,8 @@ def _known(name: str) -> str:
 class PolicySpec(BaseModel, extra="forbid", frozen=True):
     """Order of the jobs that have one priority."""
 
-    name: Annotated[str, AfterValidator(lambda name: prefix_field(_known, name))] = Field(
-        default=OURS[0], description=f"{', '.join(OURS)}, or the name of an installed policy"
+    name: Annotated[str, AfterValidator(lambda name: prefix_field(_check_name, name))] = Field(
+        default=BUILTIN[0], description=f"{', '.join(BUILTIN)}, or the name of an installed policy"
     )
     every_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = Field(
         default=60.0,

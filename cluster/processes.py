@@ -26,7 +26,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAME_START_S = 1.0
 """Tolerance between two readings of a start time in epoch seconds, on systems and in older records without ticks."""
 PRIVATE_UMASK = 0o077
-KILLED_S = 10.0
+KILL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def find(process: ProcessId) -> psutil.Process | None:
     """Return the running process, or None if it has ended, is a zombie, or another process has its pid."""
     try:
         candidate = psutil.Process(process.pid)
-        return candidate if _same_start(candidate, process.created) and _runs(candidate) else None
+        return candidate if _same_start(candidate, process.created) and _is_running(candidate) else None
     except psutil.Error:
         return None
 
@@ -96,7 +96,7 @@ def _same_start(process: psutil.Process, created: str | float) -> bool:
     return abs(process.create_time() - created) < SAME_START_S
 
 
-def alive(process: ProcessId) -> bool:
+def is_alive(process: ProcessId) -> bool:
     return find(process) is not None
 
 
@@ -114,18 +114,18 @@ def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, lo
     return identify(child.pid)
 
 
-def current_process() -> Iterator[psutil.Process]:
+def other_own_processes() -> Iterator[psutil.Process]:
     """Yield the running processes of our own user, except this one. For root, only root's own processes."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             uids = process.uids()
-            if uids.real == uids.effective == os.geteuid() and process.pid != os.getpid() and _runs(process):
+            if uids.real == uids.effective == os.geteuid() and process.pid != os.getpid() and _is_running(process):
                 yield process
 
 
 def processes_of_module(module: str) -> Iterator[tuple[ProcessId, list[str]]]:
     """Yield our user's processes `python [flags] -m module ...`, with the arguments after the module."""
-    for process in current_process():
+    for process in other_own_processes():
         with suppress(psutil.Error):
             process_id, arguments = identify(process.pid), process.cmdline()
             position = arguments.index("-m") if "-m" in arguments else 0
@@ -155,14 +155,14 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[
 
     `spare` and their descendants keep running: processes that a server started to outlive it are still its children.
     """
-    roots = [p for p in processes if alive(p)]
+    roots = [p for p in processes if is_alive(p)]
     members = _members(roots, {p.pid for p in with_descendants(spare)})
     for process in roots:
         _send(process, signal.SIGTERM)
     remaining = _wait(members, grace_s)
     for process in remaining:
         _send(process, signal.SIGKILL)
-    _wait(remaining, max(grace_s, KILLED_S))
+    _wait(remaining, max(grace_s, KILL_TIMEOUT_S))
     return len(remaining)
 
 
@@ -180,12 +180,12 @@ def kill_trees(processes: Iterable[ProcessId]) -> None:
     """Kill processes and all their descendants, without an earlier signal, and wait for their end."""
     members = _members(processes)
     kill(members)
-    _wait(members, KILLED_S)
+    _wait(members, KILL_TIMEOUT_S)
 
 
 def kill(processes: Iterable[ProcessId]) -> bool:
     """Send SIGKILL to the processes alone, without waiting. Returns whether one of them was running."""
-    running = [p for p in processes if alive(p)]
+    running = [p for p in processes if is_alive(p)]
     for process in running:
         _send(process, signal.SIGKILL)
     return bool(running)
@@ -200,19 +200,19 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
 def _wait(processes: list[ProcessId], timeout_s: float) -> list[ProcessId]:
     """Return the processes that still run after `timeout_s`. A zombie has ended."""
     deadline = time.monotonic() + timeout_s
-    while (processes := [p for p in processes if alive(p)]) and time.monotonic() < deadline:
+    while (processes := [p for p in processes if is_alive(p)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return processes
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
-def terminate(processes: Iterable[ProcessId]) -> None:
+def reap(processes: Iterable[ProcessId]) -> None:
     """Reap those that are ended children of this process, so that a long-lived caller has no zombies."""
     for process in processes:
         with suppress(ChildProcessError):

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from cluster.catalogue import require_known_kind
 from cluster.validation_errors import WrongValueError, prefix_field
 
-MOST_DEVICES = 1_000_000
+MAX_DEVICES = 1_000_000
 
 
 def _quota(value: Any) -> Any:
@@ -20,7 +20,7 @@ def _quota(value: Any) -> Any:
 
 
 def _number(kind: str, number: Any) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_DEVICES:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_DEVICES:
         raise WrongValueError(f"{number!r} is not a number of {kind} devices", "write an integer from 0 on")
     return number
 

@@ -15,10 +15,10 @@ from cluster import fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.paths import home
-from cluster.processes import free_port, terminate
+from cluster.processes import free_port, reap
 from cluster.ray_node import head_command
 from cluster.raylets import (
-    new_temporary,
+    new_temporary_folder,
     new_token,
     remove_temp_dir,
     remove_tokens,
@@ -30,7 +30,7 @@ from cluster.raylets import (
 Progress = Callable[[str], None]
 HEAD = "head"
 STORAGE = "gcs"
-STORED = "session_name"
+STORAGE_MARK = "session_name"
 """File of Ray's storage; without it the storage contains no cluster (ray._private.node.Node, 2.60)."""
 LAST_ADDRESS = "ray_current_cluster"
 """Ray's file with the address of the last head. While it names an address that a node of this machine still uses, Ray
@@ -55,7 +55,7 @@ def storage(record: FleetRecord) -> Path:
 
 def new_cluster_record(record: FleetRecord) -> FleetRecord:
     """Write and return a record of the same fleet with a new address and folder, and no process yet."""
-    temp_dir = new_temporary()
+    temp_dir = new_temporary_folder()
     address = f"{record.node_address}:{record.head_spec.get('port') or free_port()}"
     new = replace(record, state="starting", address=address, temp_dir=temp_dir, processes=())
     try:
@@ -84,11 +84,11 @@ def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
     For a new cluster the caller starts the nodes and then calls `kill_previous_nodes`. Raises FleetError.
     """
     record = kill_previous_nodes(record)
-    if record.host and not (storage(record) / STORED).is_file():
+    if record.host and not (storage(record) / STORAGE_MARK).is_file():
         message = f"the head's storage on host {record.host} is lost"
         raise StorageLost(message, "run `polyfleet up`: it starts a new head, and the hosts join it")
-    terminate(p.process for p in record.processes if p.role == HEAD)
-    if (storage(record) / STORED).is_file():
+    reap(p.process for p in record.processes if p.role == HEAD)
+    if (storage(record) / STORAGE_MARK).is_file():
         try:
             return _same_cluster(record, progress)
         except FleetError as e:
@@ -134,7 +134,7 @@ def kill_previous_nodes(record: FleetRecord) -> FleetRecord:
         return record
     _remove(Path(record.previous_temp_dir))
     remove_tokens(but=record.token_path)
-    terminate(p.process for p in record.processes)
+    reap(p.process for p in record.processes)
     record = replace(record, previous_temp_dir="")
     fleet_record.write(record)
     return record

@@ -18,7 +18,7 @@ from cluster.processes import ProcessId, identify
 ROLE_LABEL = "polyfleet.io/role"
 FLEET_LABEL = "polyfleet.io/fleet"
 SERVER = "server"
-ANSWER_S = 10.0
+REPLY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ def find(address: str, fleet: str) -> LocalNode | None:
     from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
     alive = GcsNodeInfo.GcsNodeState.ALIVE
-    rows = GcsClient(address=address).get_all_node_info(timeout=ANSWER_S, state_filter=alive).values()
-    return choose(local(rows, addresses_here(), raylets_here()), fleet)
+    rows = GcsClient(address=address).get_all_node_info(timeout=REPLY_TIMEOUT_S, state_filter=alive).values()
+    return choose(local_nodes(rows, addresses_here(), raylets_here()), fleet)
 
 
-def local(rows: Iterable[Any], addresses: Collection[str], raylets: Mapping[str, ProcessId]) -> list[LocalNode]:
+def local_nodes(rows: Iterable[Any], addresses: Collection[str], raylets: Mapping[str, ProcessId]) -> list[LocalNode]:
     """Return the nodes of `rows` at these addresses whose raylet runs here and whose sockets we may open.
 
     The raylet of a node in a container is not visible here, and the sockets of another user's node cannot be opened.

@@ -29,10 +29,10 @@ SETTINGS = {
 
 OBJECT_STORE_BYTES = 128 << 20
 NOT_INHERITED = ("RAY_", "POLYFLEET_", "PYTHON", "VIRTUAL_ENV", "CONDA_")
-OUR_OWN = ("POLYFLEET_CACHE",)
+OWN_VARIABLES = ("POLYFLEET_CACHE",)
 
 
-def unmasked() -> dict[str, str]:
+def visibility_settings() -> dict[str, str]:
     """Return the variables that make Ray leave every vendor's visibility variable to us."""
     return {f"RAY_EXPERIMENTAL_NOSET_{row.visibility}": "1" for row in vendors().values() if row.visibility}
 
@@ -66,7 +66,7 @@ def tls_environment(tls_dir: str) -> dict[str, str]:
 def inherited_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the caller's environment without variables of another Ray, fleet or interpreter."""
     variables = os.environ if base is None else base
-    return {k: v for k, v in variables.items() if not k.startswith(NOT_INHERITED) or k in OUR_OWN}
+    return {k: v for k, v in variables.items() if not k.startswith(NOT_INHERITED) or k in OWN_VARIABLES}
 
 
 def node_environment(
@@ -80,7 +80,7 @@ def node_environment(
     return (
         inherited_environment()
         | SETTINGS
-        | unmasked()
+        | visibility_settings()
         | metrics
         | token_environment(token_path)
         | {"PYTHONPATH": str(code)}

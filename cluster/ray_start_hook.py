@@ -16,7 +16,7 @@ SOCKETS = "POLYFLEET_SOCKETS"
 NODE_DIR = "POLYFLEET_NODE_DIR"
 ADDRESS = "POLYFLEET_NODE_ADDRESS"
 """IP address of this machine at which other nodes reach the node; loopback if it is not set."""
-TOLD_TO_END = "the node received SIGTERM"
+RECEIVED_SIGTERM = "the node received SIGTERM"
 DRAIN_LIMIT_S = 2.0
 
 
@@ -37,8 +37,8 @@ def prepare_node(params: Any, head: bool) -> None:
     params.node_ip_address = os.environ.get(ADDRESS, "127.0.0.1")
     params.ray_client_server_port = None
     if sockets := os.environ.get(SOCKETS):
-        params.raylet_socket_name = _fresh(f"{sockets}.raylet")
-        params.plasma_store_socket_name = _fresh(f"{sockets}.store")
+        params.raylet_socket_name = _remove_stale_socket(f"{sockets}.raylet")
+        params.plasma_store_socket_name = _remove_stale_socket(f"{sockets}.store")
     if (folder := os.environ.get(NODE_DIR)) and not head:
         install_shutdown_hook(Path(folder))
 
@@ -62,7 +62,7 @@ def install_shutdown_hook(folder: Path) -> None:
     from ray._private.node import Node
 
     def wait(node: Any) -> None:
-        termination_notice.notify_and_wait(folder, TOLD_TO_END, lambda grace_s: _drain(node, grace_s))
+        termination_notice.notify_and_wait(folder, RECEIVED_SIGTERM, lambda grace_s: _drain(node, grace_s))
 
     Node._drain_node_before_shutdown = wait  # type: ignore[method-assign]
 
@@ -76,12 +76,12 @@ def _drain(node: Any, grace_s: float) -> None:
 
     reason, deadline_ms = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, int((time.time() + grace_s) * 1000)
     try:
-        node.get_gcs_client().drain_node(node.node_id, reason, TOLD_TO_END, deadline_ms, timeout=DRAIN_LIMIT_S)
+        node.get_gcs_client().drain_node(node.node_id, reason, RECEIVED_SIGTERM, deadline_ms, timeout=DRAIN_LIMIT_S)
     except Exception as e:
         print(f"the node could not notify Ray's head that it ends: {e}", flush=True)  # noqa: T201 - in the node's log
 
 
-def _fresh(socket: str) -> str:
+def _remove_stale_socket(socket: str) -> str:
     """Remove the socket file that a killed node left: binding to it would fail."""
     Path(socket).unlink(missing_ok=True)
     return socket

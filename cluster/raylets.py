@@ -25,14 +25,14 @@ from cluster.identity import fleet_identity
 from cluster.paths import home, make_short_folder, private_dir, storage_dir
 from cluster.processes import (
     ProcessId,
-    alive,
-    current_process,
     free_port,
     identify,
+    is_alive,
     kill_trees,
+    other_own_processes,
+    reap,
     start_detached,
     stop,
-    terminate,
 )
 from cluster.ray_node import node_environment, resource_counts, tls_environment, worker_command
 from cluster.ray_start_hook import ADDRESS, SOCKETS
@@ -40,11 +40,11 @@ from cluster.ray_start_hook import ADDRESS, SOCKETS
 START_TIMEOUT_S = 120.0
 STARTED_MARK = b"Ray runtime started"
 GRACE_S = 5.0
-LONGEST_WORDS = 300
-NO_WORDS = re.compile(r"^\s*$|\[state-dump\]|----- |Remaining processes will be killed")
-TEMPORARY = "pf-"
+MAX_LOG_LINE_LENGTH = 300
+IGNORED_LINES = re.compile(r"^\s*$|\[state-dump\]|----- |Remaining processes will be killed")
+FOLDER_PREFIX = "pf-"
 """Prefix of the names of fleets' temporary folders."""
-AUTHENTICATION = "ray-token"
+TOKEN_FILE_PREFIX = "ray-token"
 """Prefix of the names of Ray's token files."""
 
 
@@ -67,7 +67,7 @@ def start_worker(
     } | pool.labels
     devices = record.accelerator_counts.get(pool.backend, pool.devices)
     counts = resource_counts(pool.backend, devices, cpu_count(), pool.emulated)
-    node_interpreter = interpreters.for_nodes(interpreter) if pool.environment.is_named else interpreter
+    node_interpreter = interpreters.node_interpreter(interpreter) if pool.environment.is_named else interpreter
     command = worker_command(node_interpreter, record.address, labels, counts)
     # Always mask 0o002: the group may change what a job writes, but not every user.
     umask = {"POLYFLEET_UMASK": f"{record.umask | 0o002:03o}"}
@@ -76,7 +76,7 @@ def start_worker(
     if not record.host:  # on other machines, fences are read from Ray's own store only
         variables["POLYFLEET_FENCE_DIR"] = str(fences.local_folder())
     stop_leftover_processes(record.cwd(node))
-    terminate(p.process for p in record.processes if p.node == node)
+    reap(p.process for p in record.processes if p.node == node)
     termination_notice.clear_notice(node_dir(node))
     return start_node(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
 
@@ -131,10 +131,12 @@ def start_node(record: FleetRecord, node: NodeProcess, command: list[str], varia
         record.tls_dir
     )
     env = node_environment(Path(record.token_path), code_export.export(), ports, node_variables | dict(variables))
-    return begin(record, node, command, env, private_dir(record.cwd(node.node)))
+    return start_recorded(record, node, command, env, private_dir(record.cwd(node.node)))
 
 
-def begin(record: FleetRecord, node: NodeProcess, command: list[str], env: Mapping[str, str], cwd: Path) -> FleetRecord:
+def start_recorded(
+    record: FleetRecord, node: NodeProcess, command: list[str], env: Mapping[str, str], cwd: Path
+) -> FleetRecord:
     """Start `node` with `command` and record it in place of the previous one."""
     log = log_of(node.node)
     log.unlink(missing_ok=True)
@@ -159,7 +161,7 @@ def wait_until_started(node: NodeProcess) -> None:
     log = log_of(node.node)
     deadline = time.monotonic() + START_TIMEOUT_S
     while STARTED_MARK not in log.read_bytes():
-        if not alive(node.process):
+        if not is_alive(node.process):
             raise FleetError(
                 f"node {node.node} did not start: {log_tail(log)}", f"see {log} and ray-session/ beside it"
             )
@@ -174,7 +176,7 @@ def log_tail(log: Path, lines: int = 5) -> str:
         written = log.read_text(errors="replace").splitlines()
     except OSError as e:
         return f"its log {log} cannot be read: {e.strerror}"
-    tail = [line.strip()[:LONGEST_WORDS] for line in written if not NO_WORDS.search(line)]
+    tail = [line.strip()[:MAX_LOG_LINE_LENGTH] for line in written if not IGNORED_LINES.search(line)]
     return " | ".join(tail[-lines:]) or "it printed nothing"
 
 
@@ -210,17 +212,17 @@ def stop_processes(record: FleetRecord) -> None:
     for folder in filter(None, (record.temp_dir, record.previous_temp_dir, record.joined_dir)):
         stop_leftover_processes(Path(folder))
         remove_temp_dir(Path(folder))
-    terminate(p.process for p in record.processes)
+    reap(p.process for p in record.processes)
 
 
 def new_token() -> Path:
     """Create a token file for Ray that no other cluster had."""
-    return tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
+    return tokens.create_token(home() / f"{TOKEN_FILE_PREFIX}-{secrets.token_hex(4)}")
 
 
 def remove_tokens(but: str = "") -> None:
     """Remove the tokens of fleets that ended; `but` is the token of the running one."""
-    for path in home().glob(f"{AUTHENTICATION}*"):
+    for path in home().glob(f"{TOKEN_FILE_PREFIX}*"):
         if str(path) != but:
             path.unlink(missing_ok=True)
 
@@ -231,9 +233,9 @@ def stop_unrecorded_processes() -> int:
     Returns the number of processes.
     """
     stop(_supervisors(), GRACE_S)
-    folders = {process: cwd for process, cwd in _rays_own() if _has_our_token(process)}
+    folders = {process: cwd for process, cwd in _ray_processes() if _has_our_token(process)}
     stop(list(folders), GRACE_S)
-    for folder in {temporary for cwd in folders.values() if (temporary := _temporary_of(cwd))}:
+    for folder in {temporary for cwd in folders.values() if (temporary := _temporary_folder_of(cwd))}:
         stop_leftover_processes(folder)
         remove_temp_dir(folder)
     remove_tokens()
@@ -246,11 +248,11 @@ def stop_leftover_processes(folder: Path) -> None:
 
     They get no SIGTERM first, because a node would then let its attempts save and end.
     """
-    kill_trees([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)])
+    kill_trees([process for process, cwd in _ray_processes() if cwd.is_relative_to(folder)])
 
 
-def new_temporary() -> str:
-    return str(make_short_folder(TEMPORARY))
+def new_temporary_folder() -> str:
+    return str(make_short_folder(FOLDER_PREFIX))
 
 
 def remove_temp_dir(folder: Path) -> None:
@@ -261,24 +263,24 @@ def remove_temp_dir(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _temporary_of(cwd: Path) -> Path | None:
+def _temporary_folder_of(cwd: Path) -> Path | None:
     """Return the fleet's folder that is, or is above, a process's working folder.
 
     In older versions nodes worked in the fleet's folder itself.
     """
-    return next((folder for folder in (cwd, *cwd.parents) if folder.name.startswith(TEMPORARY)), None)
+    return next((folder for folder in (cwd, *cwd.parents) if folder.name.startswith(FOLDER_PREFIX)), None)
 
 
-def _rays_own() -> Iterator[tuple[ProcessId, Path]]:
+def _ray_processes() -> Iterator[tuple[ProcessId, Path]]:
     """Yield our user's Ray processes, each with its working folder."""
-    for process in current_process():
+    for process in other_own_processes():
         with suppress(psutil.Error):
             process_id = identify(process.pid)
-            if _is_rays(process.cmdline()):
+            if _is_ray_process(process.cmdline()):
                 yield process_id, Path(process.cwd())
 
 
-def _is_rays(command: list[str]) -> bool:
+def _is_ray_process(command: list[str]) -> bool:
     """Return whether a command line is Ray's, by its program: `tail -f` of Ray's log is not."""
     program, first = [*command, "", ""][:2]
     if Path(program).name in ("raylet", "gcs_server"):
@@ -291,7 +293,7 @@ def _is_rays(command: list[str]) -> bool:
 def _has_our_token(process: ProcessId) -> bool:
     with suppress(psutil.Error):
         token_path = psutil.Process(process.pid).environ().get("RAY_AUTH_TOKEN_PATH", "")
-        return token_path.startswith(str(home() / AUTHENTICATION))
+        return token_path.startswith(str(home() / TOKEN_FILE_PREFIX))
     return False
 
 

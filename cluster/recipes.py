@@ -185,7 +185,7 @@ def from_requirements(requirements: tuple[str, ...]) -> Recipe:
     )
 
 
-def of_nodes() -> Recipe:
+def node_recipe() -> Recipe:
     """Return the smallest environment for nodes, for pools whose Python has no Ray."""
     return replace(from_requirements(()), name="node")
 

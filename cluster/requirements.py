@@ -7,7 +7,7 @@ of PEP 508 without its URLs. Version: PEP 440, appendix B. Standard library only
 
 import re
 
-LONGEST = 500
+MAX_LINE_LENGTH = 500
 _VERSION = (
     r"v?(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:[-_.]?(?:alpha|beta|preview|pre|a|b|c|rc)[-_.]?[0-9]*)?"
     r"(?:-[0-9]+|[-_.]?(?:post|rev|r)[-_.]?[0-9]*)?(?:[-_.]?dev[-_.]?[0-9]*)?"
@@ -35,9 +35,9 @@ ARCHIVE = re.compile(r"\.(?:zip|whl|tar|tgz|tbz|txz|tlz|gz|bz2|xz|lz|lzma)", re.
 """pip treats a requirement with one of these endings as a file if the current folder has a file of that name."""
 
 
-def plain_requirement(text: str) -> bool:
+def is_plain_requirement(text: str) -> bool:
     """Return whether `text` is NAME[EXTRAS] with versions and markers, on one line."""
-    if len(text) > LONGEST or (match := REQUIREMENT.fullmatch(text.strip(" "))) is None:
+    if len(text) > MAX_LINE_LENGTH or (match := REQUIREMENT.fullmatch(text.strip(" "))) is None:
         return False
     if ARCHIVE.search(match["name"]) or ARCHIVE.search(match["versions"] or ""):
         return False

@@ -21,12 +21,12 @@ MEMORY_BYTES = 160 << 20
 """Memory allowed in addition to what the process has when the limits are set."""
 MEMORY_PER_BYTE = 40
 """Memory per byte of metadata: a number in a pickle takes some 15 bytes in the file, and 100 in a list in memory."""
-LARGEST_MEMORY_BYTES = 4 << 30
+MAX_MEMORY_BYTES = 4 << 30
 CPU_S = 15
 METADATA_BYTES_PER_S = 256 << 10
 DATA_BYTES_PER_S = 16 << 20
 """Minimum rate of reading, hashing and writing together. Measured: 300 MiB per second of CPU time."""
-WAITING = 20
+WALL_S_PER_CPU_S = 20
 """Seconds of wall-clock time allowed per second of CPU time: disks are slow, and CPUs shared."""
 DESCRIPTORS = 1024
 
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 
 
 @dataclass(slots=True)
-class _Spent:
+class _Allowance:
     """What is allowed so far.
 
     `base_bytes`: data, and address space, of the process when the limits were set.
@@ -47,7 +47,7 @@ class _Spent:
     mapped_bytes: int = 0
 
 
-_spent: _Spent | None = None
+_allowance: _Allowance | None = None
 
 
 def isolate() -> bool:
@@ -70,23 +70,23 @@ def without_privileges() -> None:
 
 def apply_limits() -> None:
     """Set the limits, in addition to what the process has used so far. Call this after all imports."""
-    global _spent
+    global _allowance
     _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
     _limit(resource.RLIMIT_FSIZE, 0)
-    _spent = _Spent(_memory(), MEMORY_BYTES, CPU_S)
-    _apply(_spent)
+    _allowance = _Allowance(_memory(), MEMORY_BYTES, CPU_S)
+    _apply(_allowance)
 
 
 def raise_limits(*, metadata_bytes: int = 0, data_bytes: int = 0, mapped_bytes: int = 0, file_bytes: int = 0) -> None:
     """Raise the limits by the cost of reading that many bytes, and of writing a file of `file_bytes`."""
-    if _spent is None:
+    if _allowance is None:
         return
-    _spent.memory_bytes = min(_spent.memory_bytes + metadata_bytes * MEMORY_PER_BYTE, LARGEST_MEMORY_BYTES)
-    _spent.mapped_bytes += mapped_bytes
-    _spent.cpu_s += metadata_bytes / METADATA_BYTES_PER_S + data_bytes / DATA_BYTES_PER_S
+    _allowance.memory_bytes = min(_allowance.memory_bytes + metadata_bytes * MEMORY_PER_BYTE, MAX_MEMORY_BYTES)
+    _allowance.mapped_bytes += mapped_bytes
+    _allowance.cpu_s += metadata_bytes / METADATA_BYTES_PER_S + data_bytes / DATA_BYTES_PER_S
     if file_bytes:
         _limit(resource.RLIMIT_FSIZE, file_bytes)
-    _apply(_spent)
+    _apply(_allowance)
 
 
 def limit_message(code: int) -> str:
@@ -96,7 +96,7 @@ def limit_message(code: int) -> str:
     return "it does not fit into memory, or is not in the format that it declares" if code == -signal.SIGSEGV else ""
 
 
-def _apply(allowed: _Spent) -> None:
+def _apply(allowed: _Allowance) -> None:
     data_bytes, space_bytes = allowed.base_bytes
     if sys.platform == "linux":
         _limit(resource.RLIMIT_DATA, data_bytes + allowed.memory_bytes)
@@ -104,7 +104,7 @@ def _apply(allowed: _Spent) -> None:
         _limit(resource.RLIMIT_AS, space_bytes + allowed.memory_bytes + allowed.mapped_bytes + (1 << 30))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + allowed.cpu_s) + 1)
-    signal.alarm(min(int(allowed.cpu_s * WAITING) + 1, 2**31 - 1))
+    signal.alarm(min(int(allowed.cpu_s * WALL_S_PER_CPU_S) + 1, 2**31 - 1))
 
 
 def _limit(kind: int, value: int) -> None:

@@ -13,10 +13,10 @@ from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
 from cluster.paths import home, make_short_folder, private_dir
-from cluster.processes import alive, free_port
+from cluster.processes import free_port, is_alive
 from cluster.ray_local import FLEET_LABEL, ROLE_LABEL, SERVER, LocalNode
 from cluster.ray_node import node_environment, tls_environment, worker_command
-from cluster.raylets import TEMPORARY, begin, remove_temp_dir, stop_leftover_processes, wait_until_started
+from cluster.raylets import FOLDER_PREFIX, remove_temp_dir, start_recorded, stop_leftover_processes, wait_until_started
 
 NAME = "server-node"
 
@@ -41,24 +41,26 @@ def start(record: FleetRecord) -> NodeProcess:
 
     Raises Conflict while `polyfleet up` or `down` is running.
     """
-    with embedded.fleet_lock(embedded.REPAIR):
+    with embedded.fleet_lock(embedded.REPAIR_MARK):
         current = fleet_record.read()
         if current is None or current.state != "up" or current.address != record.address:
             raise FleetError(
                 f"the fleet left {record.address} before its node was started",
                 "run `polyfleet up --address` to join it again",
             )
-        if (running := next((p for p in current.processes if p.role == SERVER and alive(p.process)), None)) is not None:
+        if (
+            running := next((p for p in current.processes if p.role == SERVER and is_alive(p.process)), None)
+        ) is not None:
             return running
-        return _start(_with_folder(current))
+        return _start(_with_new_folder(current))
 
 
-def _with_folder(record: FleetRecord) -> FleetRecord:
+def _with_new_folder(record: FleetRecord) -> FleetRecord:
     """Give the node a new folder; stop and remove what is left of the previous node."""
     if record.joined_dir:
         stop_leftover_processes(Path(record.joined_dir))
         remove_temp_dir(Path(record.joined_dir))
-    record = replace(record, joined_dir=str(make_short_folder(TEMPORARY)))
+    record = replace(record, joined_dir=str(make_short_folder(FOLDER_PREFIX)))
     fleet_record.write(record)
     return record
 
@@ -73,5 +75,5 @@ def _start(record: FleetRecord) -> NodeProcess:
     env = node_environment(Path(record.token_path), code_export.export(), ports, tls_environment(record.tls_dir))
     del env["RAY_START_HOOK"]  # it would keep the node on the loopback interface
     node = NodeProcess(SERVER, NAME, "", 0, 0.0)
-    record = begin(record, node, command, env, private_dir(folder / "n"))
+    record = start_recorded(record, node, command, env, private_dir(folder / "n"))
     return next(p for p in record.processes if p.role == SERVER)

@@ -16,7 +16,7 @@ from cluster.processes import ProcessId, processes_of_module
 FILE = "notice"
 GRACE_S = 30.0
 """Grace period that Kubernetes gives a pod, and the minimum for spot machines of most clouds (reliability.md F23)."""
-LOOK_EVERY_S = 0.25
+CHECK_EVERY_S = 0.25
 
 
 def write_notice(folder: Path, reason: str, grace_s: float) -> None:
@@ -54,7 +54,7 @@ def notify_and_wait(folder: Path, reason: str, on_notice: Callable[[float], None
     while supervisors_in(folder):
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
     return True
 
 

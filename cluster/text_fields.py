@@ -43,10 +43,10 @@ def types_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Types:
 
 def types_at(types: Types, key: str) -> Types:
     """Return the types of the value at `key` in a mapping of one of these types."""
-    return tuple(value_type for type_ in types for value_type in _at(type_, key))
+    return tuple(value_type for type_ in types for value_type in _types_at_key(type_, key))
 
 
-def _at(type_: Any, key: str) -> Types:
+def _types_at_key(type_: Any, key: str) -> Types:
     if isinstance(type_, type) and issubclass(type_, BaseModel):
         field = type_.model_fields.get(key)
         return types_of(field.annotation, tuple(field.metadata)) if field else ()

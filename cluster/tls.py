@@ -14,7 +14,7 @@ from typing import Any
 from cluster.errors import FleetError
 from cluster.paths import private_dir, write_private
 
-VALID = datetime.timedelta(days=825)
+VALIDITY = datetime.timedelta(days=825)
 """Validity of a certificate, longer than a fleet is up; the authority is removed with the fleet."""
 SKEW = datetime.timedelta(days=2)
 """Certificates are valid this long before they are made: clocks of other machines may be behind."""
@@ -76,7 +76,7 @@ def _signed(subject: Any, issuer: Any, public_key: Any, issuer_key: Any, extensi
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - SKEW)
-        .not_valid_after(now + VALID)
+        .not_valid_after(now + VALIDITY)
     )
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical=critical)

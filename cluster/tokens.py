@@ -13,7 +13,7 @@ from cluster.errors import FleetError
 from cluster.paths import private_dir, write_private
 
 
-def ensure(path: Path, size_bytes: int = 32) -> Path:
+def create_token(path: Path, size_bytes: int = 32) -> Path:
     """Create the token file if it is absent.
 
     Atomic: two processes that create it at once get the same token.
@@ -54,7 +54,7 @@ def rotate(path: Path) -> Path:
     return path
 
 
-def foreign_token() -> Path:
+def external_token() -> Path:
     """Return the token file of a cluster that others run: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token.
 
     Raises FleetError if there is none.

@@ -18,28 +18,28 @@ from typing import Any, NoReturn
 
 from cluster.errors import UserError
 
-DEEPEST = 32
+MAX_DEPTH = 32
 """Maximum nesting of lists and objects; our own files have less than ten levels."""
-LARGEST_INTEGER = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 """Largest integer that SQL databases can hold."""
 _PIECE_BYTES = 1 << 20
 _STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # an unterminated string extends to the end of the text
 _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
 _STEP = [1 if bracket in b"[{" else -1 for bracket in range(256)]
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
-_OF_THE_READER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
+_READER_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 
 
 class UnreadableFile(UserError):
     """An untrusted file cannot be used. `what` names the file or text, `why` says what is wrong with it.
 
-    `passing`: the reader had no descriptor or memory left, or the disk failed; the file itself may be valid.
+    `is_transient`: the reader had no descriptor or memory left, or the disk failed; the file itself may be valid.
     """
 
-    def __init__(self, what: str, why: str, passing: bool = False):
+    def __init__(self, what: str, why: str, is_transient: bool = False):
         super().__init__(f"{what} {why}", "write a plain file of UTF-8 text there, or remove it")
-        self.args = (what, why, passing)
-        self.why, self.is_transient = why, passing
+        self.args = (what, why, is_transient)
+        self.why, self.is_transient = why, is_transient
 
 
 @contextmanager
@@ -57,7 +57,9 @@ def open_untrusted(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as e:
-        raise UnreadableFile(str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}", _passing(e)) from None
+        raise UnreadableFile(
+            str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}", _is_transient(e)
+        ) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UnreadableFile(str(path), "is not a regular file")
@@ -77,7 +79,7 @@ def open_untrusted_in(folder: Path, name: str) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise UnreadableFile(str(folder), f"is not a folder that can be read: {e.strerror}", _passing(e)) from None
+        raise UnreadableFile(str(folder), f"is not a folder that can be read: {e.strerror}", _is_transient(e)) from None
     try:
         with open_untrusted(Path(name), dir_fd=descriptor) as file:
             yield file
@@ -98,18 +100,18 @@ def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> by
             while piece := os.read(descriptor, min(_PIECE_BYTES, limit_bytes + 1 - len(data))):
                 data += piece
         except OSError as e:
-            raise UnreadableFile(str(path), f"cannot be read: {e.strerror}", _passing(e)) from None
+            raise UnreadableFile(str(path), f"cannot be read: {e.strerror}", _is_transient(e)) from None
     if len(data) > limit_bytes:  # the file grew, or is in /proc, where sizes are 0
         raise _too_long(path, limit_bytes)
     return bytes(data)
 
 
-def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
+def read_json(path: Path, limit_bytes: int, *, deepest: int = MAX_DEPTH) -> Any:
     """Read and parse a JSON file. Raises like `parse_json`, and FileNotFoundError."""
     return parse_json(read_bytes(path, limit_bytes), str(path), deepest=deepest)
 
 
-def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
+def parse_json(data: bytes, what: str, *, deepest: int = MAX_DEPTH) -> Any:
     """Parse JSON from an untrusted writer.
 
     Accepts finite numbers, integers within 64 bits, at most `deepest` levels, and text that UTF-8 can hold. `what`
@@ -140,8 +142,8 @@ def _too_long(path: Path, limit_bytes: int) -> UnreadableFile:
     return UnreadableFile(str(path), f"is longer than the limit of {limit_bytes} bytes")
 
 
-def _passing(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in _OF_THE_READER
+def _is_transient(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _READER_ERRORS
 
 
 def _not_finite(constant: str) -> NoReturn:
@@ -155,6 +157,6 @@ def _finite(text: str) -> float:
 
 
 def _within_64_bits(text: str) -> int:
-    if len(text) > 20 or abs(number := int(text)) > LARGEST_INTEGER:
+    if len(text) > 20 or abs(number := int(text)) > MAX_INTEGER:
         raise ValueError(f"{text[:20]}… is beyond 64 bits")
     return number

@@ -13,7 +13,7 @@ from cluster.errors import SpecError, UserError, nearest
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 
-MAX_SHOWN = 60
+MAX_VALUE_LENGTH = 60
 # Replacements in pydantic's messages: "must" instead of "should", and YAML's words for types.
 WORDING = (
     (re.compile(r"^(Value error|Assertion failed), "), ""),
@@ -57,7 +57,7 @@ def validate_model(model_class: type[M], data: Any, source: str = "") -> M:
     try:
         return model_class.model_validate(data)
     except ValidationError as e:
-        errors = _of_meant_members([_placed(dict(error), data) for error in e.errors(include_url=False)])
+        errors = _keep_likely_members([_locate(dict(error), data) for error in e.errors(include_url=False)])
     # Unknown keys come first and hide missing ones: a misspelt key is both.
     chosen = min(errors, key=lambda error: error.type != "extra_forbidden")
     hidden = "missing" if chosen.type == "extra_forbidden" else ""
@@ -104,7 +104,7 @@ class _Error:
         return None
 
 
-def _placed(error: dict[str, Any], data: Any) -> _Error:
+def _locate(error: dict[str, Any], data: Any) -> _Error:
     steps = []
     current, last = data, len(error["loc"]) - 1
     for position, part in enumerate(error["loc"]):
@@ -114,7 +114,7 @@ def _placed(error: dict[str, Any], data: Any) -> _Error:
     return _Error(error["type"], error["msg"], error.get("ctx") or {}, error["input"], tuple(steps))
 
 
-def _of_meant_members(errors: list[_Error]) -> list[_Error]:
+def _keep_likely_members(errors: list[_Error]) -> list[_Error]:
     """Keep, for each union, the errors of the member that the user probably meant.
 
     If a value matches no member of a union, pydantic lists the errors of all. The member that parsed furthest into
@@ -153,11 +153,11 @@ def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
             valid = re.findall(r"'([^']*)'", str(error.context.get("expected", "")))
             return f"unknown value {_shown(error.value)}", nearest(error.value, valid)
         case "value_error" | "assertion_error":
-            return _worded(error.message), ""
-    return f"{_worded(error.message)}, got {_shown(error.value)}", ""
+            return _reword(error.message), ""
+    return f"{_reword(error.message)}, got {_shown(error.value)}", ""
 
 
-def _worded(message: str) -> str:
+def _reword(message: str) -> str:
     for pattern, replacement in WORDING:
         message = pattern.sub(replacement, message)
     return f"{message[:1].lower()}{message[1:]}"
@@ -165,7 +165,7 @@ def _worded(message: str) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
 def _valid_keys(model_class: type[BaseModel], path: Iterable[str | int]) -> list[str]:

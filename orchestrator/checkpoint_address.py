@@ -25,12 +25,12 @@ def is_local(location: str) -> bool:
     return not _POOL.fullmatch(location)
 
 
-def of_this_machine(location: str) -> bool:
+def is_local_path(location: str) -> bool:
     """Return whether `location` is a path on this machine: neither POOL:PATH nor a URI."""
     return not checkpoint_location.is_uri(location) and is_local(location)
 
 
-def all_local(*locations: str) -> bool:
+def are_all_local(*locations: str) -> bool:
     """Return whether this machine can open all `locations`. Raises UserError if some are paths of this machine and
     others are in a pool: no single machine can open both.
     """
@@ -45,31 +45,31 @@ def all_local(*locations: str) -> bool:
     return not paths or bool(local)
 
 
-def between_here_and_a_pool(one: str, other: str) -> bool:
+def is_between_machine_and_pool(one: str, other: str) -> bool:
     """Return whether one is a path of this machine and the other is in a pool; neither is in an object store."""
     return not any(map(checkpoint_location.is_uri, (one, other))) and is_local(one) != is_local(other)
 
 
-def expanded(value: Any) -> Any:
+def expand_user(value: Any) -> Any:
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~") else value
 
 
-def names_checkpoints(verb: str) -> tuple[str, ...]:
+def checkpoint_arguments(verb: str) -> tuple[str, ...]:
     """Arguments of a tool that name an existing checkpoint, or an existing folder of checkpoints."""
     return tuple(name for name, use in checkpoint_location.TOOLS[verb].items() if use.is_written == use.is_exact)
 
 
-def may_be_a_job(location: str) -> bool:
+def may_be_job_name(location: str) -> bool:
     """Return whether `location` may be a job's name or id: a plain name that is not a file or folder here."""
     plain = not (checkpoint_location.is_uri(location) or set("/\\:") & set(location) or location.startswith((".", "~")))
     return plain and location != "" and not Path(location).exists()
 
 
-def of_job(client: "Client", location: str) -> str:
+def resolve_job(client: "Client", location: str) -> str:
     """Replace a job's name or id by POOL:ID of the pool with its checkpoints; return any other `location` unchanged.
     Raises UserError if several pools or none have checkpoints of the job, FleetError if some pools cannot be read now.
     """
-    if not may_be_a_job(location):
+    if not may_be_job_name(location):
         return location
     try:
         job = str(client.job(location)["id"])

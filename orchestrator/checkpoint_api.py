@@ -5,12 +5,12 @@ from typing import Any
 from cluster.errors import FleetError, SpecError
 from orchestrator import client as http
 from orchestrator.checkpoint_address import (
-    all_local,
-    between_here_and_a_pool,
-    expanded,
+    are_all_local,
+    checkpoint_arguments,
+    expand_user,
+    is_between_machine_and_pool,
     is_local,
-    names_checkpoints,
-    of_job,
+    resolve_job,
 )
 from orchestrator.server_connection import Bytes
 from orchestrator.show import checkpoints as show
@@ -41,8 +41,8 @@ class Checkpoints:
         return TableView(rows, show.checkpoints)
 
     def show(self, ref: str) -> KeyValueView:
-        ref = of_job(self._client, ref)
-        summary = _here("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
+        ref = resolve_job(self._client, ref)
+        summary = _run_locally("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
         return KeyValueView(summary, show.describe_table)
 
     def verify(self, ref: str, progress: Bytes | None = None) -> KeyValueView:
@@ -51,7 +51,7 @@ class Checkpoints:
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> KeyValueView:
         """Report what devices of another kind would keep, convert or refuse, and whether the checkpoint fits."""
-        return KeyValueView(self._client.checkpoint_plan(of_job(self._client, ref), to_kind, count), show.planned)
+        return KeyValueView(self._client.checkpoint_plan(resolve_job(self._client, ref), to_kind, count), show.planned)
 
     def copy(
         self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
@@ -59,9 +59,9 @@ class Checkpoints:
         """Copy between pools, folders of this machine and object stores, and verify the copy. Only missing chunks are
         sent, so an interrupted copy resumes. Between pools and stores, `to_kind` converts the checkpoint first.
         """
-        source = of_job(self._client, source)
-        between = between_here_and_a_pool(source, target)
-        if between or all_local(source, target):
+        source = resolve_job(self._client, source)
+        between = is_between_machine_and_pool(source, target)
+        if between or are_all_local(source, target):
             if to_kind:
                 raise SpecError(
                     "to_kind", "a copy from or to this machine cannot be converted on the way", "convert it afterwards"
@@ -74,8 +74,8 @@ class Checkpoints:
         from orchestrator import checkpoint_transfer
 
         if not between:
-            return {"source": source, **_here("copy", {"source": source, "target": target}, progress)}
-        carry = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
+            return {"source": source, **_run_locally("copy", {"source": source, "target": target}, progress)}
+        carry = checkpoint_transfer.upload_checkpoint if is_local(source) else checkpoint_transfer.download_checkpoint
         return carry(self._client, source, target, progress or _quiet)
 
     def diff(self, a: str, b: str, progress: Bytes | None = None) -> KeyValueView:
@@ -105,11 +105,11 @@ class Checkpoints:
         pool or on this machine. A file of this machine is sent to the pool of `target`. No code in it is run.
         `left_out` of the result has name and reason of each part that was not imported.
         """
-        options = _given(format=format or None, step=step, drop=drop or None)
-        if target and is_local(source) and between_here_and_a_pool(source, target):
-            from orchestrator.checkpoint_transfer import bring_in
+        options = _without_none(format=format or None, step=step, drop=drop or None)
+        if target and is_local(source) and is_between_machine_and_pool(source, target):
+            from orchestrator.checkpoint_transfer import import_local
 
-            return KeyValueView(bring_in(self._client, source, target, options, progress or _quiet), show.imported)
+            return KeyValueView(import_local(self._client, source, target, options, progress or _quiet), show.imported)
         locations = {"source": source} | ({"root": target} if target else {})
         return KeyValueView(self._run("import", locations, progress, options), show.imported)
 
@@ -123,7 +123,7 @@ class Checkpoints:
         progress: Bytes | None = None,
     ) -> KeyValueView:
         """Write a checkpoint in the format of another tool: safetensors, torch, dcp, accelerate or trainer."""
-        options = _given(format=format, entry=entry or None)
+        options = _without_none(format=format, entry=entry or None)
         return KeyValueView(self._run("export", {"source": source, "target": target}, progress, options), show.exported)
 
     def prune(self, root: str, keep: int, dry_run: bool = False) -> KeyValueView:
@@ -138,21 +138,23 @@ class Checkpoints:
         self, verb: str, locations: dict[str, str], progress: Bytes | None = None, options: Data | None = None
     ) -> Data:
         """Run a tool on this machine if it can open all locations, else on a node."""
-        locations = locations | {name: of_job(self._client, locations[name]) for name in names_checkpoints(verb)}
+        locations = locations | {
+            name: resolve_job(self._client, locations[name]) for name in checkpoint_arguments(verb)
+        }
         arguments: Data = {**locations, **(options or {})}
-        if all_local(*locations.values()):
-            return _here(verb, arguments, progress)
+        if are_all_local(*locations.values()):
+            return _run_locally(verb, arguments, progress)
         return self._client.checkpoint_tool(verb, arguments, progress)
 
 
-def _here(verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
+def _run_locally(verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
     """Run a tool on this machine in a child process, so that this process does not import torch."""
     from workers.checkpoint.tools import run_in_child
 
-    paths = {name: expanded(value) for name, value in arguments.items()}
+    paths = {name: expand_user(value) for name, value in arguments.items()}
     result: Data = run_in_child(verb, paths, progress, follow_links=True)
     return result
 
 
-def _given(**options: Any) -> Data:
+def _without_none(**options: Any) -> Data:
     return {name: value for name, value in options.items() if value is not None}

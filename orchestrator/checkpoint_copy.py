@@ -55,9 +55,9 @@ def copy(checkpoints: CheckpointService, request: CopyRequest, progress: Progres
     for field, location in (("source", request.source), ("target", request.target)):
         checkpoint_location.parse_location(location, field)
     if not request.to_kind:
-        return _copied(checkpoints, request.source, request.target, progress)
-    require_kind(request.to_kind)
-    side = _side(request)
+        return _copy_unchanged(checkpoints, request.source, request.target, progress)
+    check_kind(request.to_kind)
+    side = _choose_converting_end(request)
     pool = checkpoint_location.parse_pool_path(request.source if side == "source" else request.target, side).pool
     staging = f"{pool}:.converting-{secrets.token_hex(4)}"
     steps = _convert_then_copy if side == "source" else _copy_then_convert
@@ -68,7 +68,7 @@ def copy(checkpoints: CheckpointService, request: CopyRequest, progress: Progres
             checkpoints.discard(checkpoint_location.parse_pool_path(staging))
 
 
-def require_kind(kind: str) -> None:
+def check_kind(kind: str) -> None:
     """Check `to_kind` before anything is copied. Raises SpecError with the nearest valid name for an unknown kind."""
     try:
         require_known_kind(kind)
@@ -76,7 +76,7 @@ def require_kind(kind: str) -> None:
         raise SpecError("to_kind", e.message, e.remedy) from None
 
 
-def _side(request: CopyRequest) -> str:
+def _choose_converting_end(request: CopyRequest) -> str:
     """Choose the end at which to convert: it must be a pool, because a node of the pool converts."""
     is_store = {
         "source": checkpoint_location.is_uri(request.source),
@@ -94,14 +94,14 @@ def _convert_then_copy(
     checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
 ) -> dict[str, Any]:
     converted = _convert(checkpoints, request, request.source, staging, progress)
-    copied = _copied(checkpoints, converted["path"], request.target, progress)
+    copied = _copy_unchanged(checkpoints, converted["path"], request.target, progress)
     return copied | {"source": request.source, "conversion": converted | {"path": copied["target"]}}
 
 
 def _copy_then_convert(
     checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
 ) -> dict[str, Any]:
-    copied = _copied(checkpoints, request.source, staging, progress)
+    copied = _copy_unchanged(checkpoints, request.source, staging, progress)
     converted = _convert(checkpoints, request, copied["target"], request.target, progress)
     return copied | {"target": converted["path"], "conversion": converted}
 
@@ -114,7 +114,7 @@ def _convert(
     return result
 
 
-def _copied(checkpoints: CheckpointService, source: str, target: str, progress: Progress) -> dict[str, Any]:
+def _copy_unchanged(checkpoints: CheckpointService, source: str, target: str, progress: Progress) -> dict[str, Any]:
     if not checkpoint_location.is_uri(source) and not checkpoint_location.is_uri(target):
         return checkpoints.copy(source, target, progress)
     result: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)

@@ -13,14 +13,14 @@ from orchestrator.core.timing import NODE_SILENT_S
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
 
-Answer = dict[str, Any] | PolyfleetError
+ResolveReply = dict[str, Any] | PolyfleetError
 """Result of `resolve_checkpoint`: {"path", "passed_over": [{"path", "reason"}]}, path "" if nothing is there; or the
 error that it raised.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CheckpointMatch:
     """A checkpoint, a node whose storage has it, and the newer ones of its folder that any node passed over."""
 
     node: str
@@ -28,7 +28,7 @@ class Found:
     passed_over: tuple[dict[str, str], ...] = ()
 
 
-def newest(pool: str, outcomes: Mapping[str, Answer]) -> Found | None:
+def choose_newest(pool: str, outcomes: Mapping[str, ResolveReply]) -> CheckpointMatch | None:
     """The newest checkpoint that any node has, the first node's if equal. None if all nodes report that there is none.
     If no node has one and some raised an error, raises the first error, since the checkpoint may be on that node.
     """
@@ -42,10 +42,10 @@ def newest(pool: str, outcomes: Mapping[str, Answer]) -> Found | None:
     node = max(names, key=lambda one: names[one])  # max returns the first of equal ones
     passed_over = {row["path"]: row for outcome in replies.values() for row in outcome["passed_over"]}
     newer = (row for path, row in passed_over.items() if PurePosixPath(path).name > names[node])
-    return Found(node, CheckpointLocation(pool, replies[node]["path"]), tuple(newer))
+    return CheckpointMatch(node, CheckpointLocation(pool, replies[node]["path"]), tuple(newer))
 
 
-class Storages:
+class PoolStorages:
     """Storages of pools, reached through their nodes. All methods may raise FleetError, or SpecError for an unknown
     pool.
 
@@ -70,9 +70,9 @@ class Storages:
             return location
         return CheckpointLocation(location.pool, path)
 
-    def find(self, reference: CheckpointLocation, field: str = "checkpoint") -> Found:
+    def find(self, reference: CheckpointLocation, field: str = "checkpoint") -> CheckpointMatch:
         """Find a checkpoint on the pool's nodes. Raises NotFound that names the nearest existing one."""
-        replies: dict[str, Answer] = {}
+        replies: dict[str, ResolveReply] = {}
         for node in self.nodes_of(reference.pool, field):
             try:
                 reply = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
@@ -81,8 +81,8 @@ class Storages:
                 continue
             replies[node] = reply
             if reply["path"] == reference.path:
-                return Found(node, reference, tuple(reply["passed_over"]))
-        if match := newest(reference.pool, replies):
+                return CheckpointMatch(node, reference, tuple(reply["passed_over"]))
+        if match := choose_newest(reference.pool, replies):
             return match
         if path := self.replace_job_name(reference.path):
             return self.find(CheckpointLocation(reference.pool, path), field)

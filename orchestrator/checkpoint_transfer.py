@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import file_lock
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError
-from orchestrator.file_transfer import AT_ONCE, until_reached
+from orchestrator.file_transfer import MAX_PARALLEL, retry_unreachable
 from orchestrator.file_upload import send_folder
 
 if TYPE_CHECKING:
@@ -29,24 +29,24 @@ Progress = Callable[[int, int], None]
 Chunk = tuple[str, int]
 CHUNK_BYTES = 8 << 20
 MANIFEST = "MANIFEST.json"
-LARGEST_MANIFEST_BYTES = 256 << 20
-ANOTHER_S = 20.0
+MAX_MANIFEST_BYTES = 256 << 20
+RUNNING_COPY_WAIT_S = 20.0
 """Seconds to wait for an interrupted copy of the same checkpoint, until its node gives it up."""
 
 
-def up(client: "Client", source: str, target: str, progress: Progress) -> Data:
+def upload_checkpoint(client: "Client", source: str, target: str, progress: Progress) -> Data:
     """Copy a checkpoint of this machine into POOL:FOLDER. Only chunks that are missing there are sent."""
     started_s = time.monotonic()
-    folder = _newest(Path(source).expanduser())
-    text = _read(folder / MANIFEST, LARGEST_MANIFEST_BYTES)
+    folder = _find_newest(Path(source).expanduser())
+    text = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
 
     def run() -> Data:
         destination = client.checkpoint_destination(target)
-        begin_reply = _begun(client, destination, folder.name, text)
+        begin_reply = _begin_copy(client, destination, folder.name, text)
         sent = 0
         if not begin_reply["arrived"]:
             try:
-                sent = _sent(
+                sent = _send_chunks(
                     client,
                     destination,
                     folder,
@@ -68,10 +68,10 @@ def up(client: "Client", source: str, target: str, progress: Progress) -> Data:
         }
         return result | {name: begin_reply[name] for name in ("step", "files", "bytes")} | {"verified": True}
 
-    return until_reached(client, run) | {"seconds": time.monotonic() - started_s}
+    return retry_unreachable(client, run) | {"seconds": time.monotonic() - started_s}
 
 
-def down(client: "Client", source: str, target: str, progress: Progress) -> Data:
+def download_checkpoint(client: "Client", source: str, target: str, progress: Progress) -> Data:
     """Copy a checkpoint of a pool into a folder of this machine. Chunks that are already there are not sent."""
     from workers.checkpoint.format.manifest import FOLDER
     from workers.checkpoint.tools import run_in_child
@@ -88,7 +88,7 @@ def down(client: "Client", source: str, target: str, progress: Progress) -> Data
             manifest.flush()
             arguments = {"root": str(root), "name": name, "manifest": manifest.name}
             begin_reply = run_in_child("missing", arguments)
-            fetched = _fetched(client, ref, Path(begin_reply["folder"]), begin_reply, progress)
+            fetched = _fetch_chunks(client, ref, Path(begin_reply["folder"]), begin_reply, progress)
             arrived = run_in_child("arrive", arguments)
         result = {
             "source": ref,
@@ -98,10 +98,10 @@ def down(client: "Client", source: str, target: str, progress: Progress) -> Data
         }
         return result | {name: begin_reply[name] for name in ("step", "files", "bytes")} | {"verified": True}
 
-    return until_reached(client, run) | {"seconds": time.monotonic() - started_s}
+    return retry_unreachable(client, run) | {"seconds": time.monotonic() - started_s}
 
 
-def bring_in(client: "Client", source: str, target: str, options: Data, progress: Progress, key: str = "") -> Data:
+def import_local(client: "Client", source: str, target: str, options: Data, progress: Progress, key: str = "") -> Data:
     """Import a file or folder of this machine in another format into POOL:FOLDER. It is sent to a node, where a
     separate process with limits reads it, because its content is untrusted.
     """
@@ -121,16 +121,21 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
         except UserError as e:
             with suppress(PolyfleetError):  # an upload that was refused or does not fit need not stay there
                 client.upload_discard(destination["node"], upload)
-            raise type(e)(*(_named(text, there, source) for text in e.args)) from None
+            raise type(e)(*(_with_source_name(text, there, source) for text in e.args)) from None
         client.upload_discard(destination["node"], upload)
-        return result | {"notes": [_named(note, there, source) for note in result["notes"]], "transferred_bytes": sent}
+        return result | {
+            "notes": [_with_source_name(note, there, source) for note in result["notes"]],
+            "transferred_bytes": sent,
+        }
 
-    with _turn(local, lambda: client.notify(f"another import of {local} is running; this one starts after it")):
-        return until_reached(client, run)
+    with _one_import_at_a_time(
+        local, lambda: client.notify(f"another import of {local} is running; this one starts after it")
+    ):
+        return retry_unreachable(client, run)
 
 
 @contextmanager
-def _turn(local: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def _one_import_at_a_time(local: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Let imports of one file or folder run one after the other: two imports to one target share an upload, which the
     first discards when it ends. A source that cannot be opened is reported when it is read.
     """
@@ -138,16 +143,16 @@ def _turn(local: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         with suppress(OSError):
             descriptor = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            file_lock.wait_for(descriptor, on_wait)
+            file_lock.acquire_or_wait(descriptor, on_wait)
         yield
 
 
-def _named(text: str, there: str, source: str) -> str:
+def _with_source_name(text: str, there: str, source: str) -> str:
     """Replace the path of the upload in `text` by the path that the user wrote."""
     return text.replace(there, source)
 
 
-def _newest(path: Path) -> Path:
+def _find_newest(path: Path) -> Path:
     """The checkpoint at `path`, or the newest in that folder that is not marked as damaged."""
     from workers.checkpoint.tools import run_in_child
 
@@ -162,9 +167,9 @@ def _newest(path: Path) -> Path:
     return Path(result["path"])
 
 
-def _begun(client: "Client", destination: Data, name: str, text: bytes) -> Data:
+def _begin_copy(client: "Client", destination: Data, name: str, text: bytes) -> Data:
     """Begin a copy; wait until an interrupted one of the same checkpoint ended. Raises Conflict if it still runs."""
-    deadline = time.monotonic() + ANOTHER_S
+    deadline = time.monotonic() + RUNNING_COPY_WAIT_S
     while True:
         try:
             return client.checkpoint_begin(destination, name, text)
@@ -174,7 +179,7 @@ def _begun(client: "Client", destination: Data, name: str, text: bytes) -> Data:
             time.sleep(1.0)
 
 
-def _sent(
+def _send_chunks(
     client: "Client", destination: Data, folder: Path, missing: list[Chunk], begin_reply: Data, progress: Progress
 ) -> int:
     from workers.checkpoint.format.manifest import FILE
@@ -188,7 +193,7 @@ def _sent(
 
     absent = sum(min(CHUNK_BYTES, _size(folder / file) - index * CHUNK_BYTES) for file, index in missing)
     present_bytes = max(begin_reply["bytes"] - absent, 0)
-    return _together(
+    return _transfer_chunks(
         send, missing, lambda done: progress(min(present_bytes + done, begin_reply["bytes"]), begin_reply["bytes"])
     )
 
@@ -201,7 +206,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _fetched(client: "Client", ref: str, folder: Path, begin_reply: Data, progress: Progress) -> int:
+def _fetch_chunks(client: "Client", ref: str, folder: Path, begin_reply: Data, progress: Progress) -> int:
     chunks = [(str(file), int(index)) for file, index, _ in begin_reply["chunks"]]
     sizes = {(str(file), int(index)): int(size) for file, index, size in begin_reply["chunks"]}
 
@@ -215,14 +220,14 @@ def _fetched(client: "Client", ref: str, folder: Path, begin_reply: Data, progre
         return len(data)
 
     present_bytes = begin_reply["bytes"] - sum(sizes.values())
-    return _together(fetch, chunks, lambda done: progress(present_bytes + done, begin_reply["bytes"]))
+    return _transfer_chunks(fetch, chunks, lambda done: progress(present_bytes + done, begin_reply["bytes"]))
 
 
-def _together(do: Callable[[Chunk], int], chunks: list[Chunk], progress: Callable[[int], None]) -> int:
+def _transfer_chunks(do: Callable[[Chunk], int], chunks: list[Chunk], progress: Callable[[int], None]) -> int:
     """Transfer chunks, AT_ONCE at a time to limit memory. Return the bytes in total. The first error stops it."""
     done_bytes, remaining = 0, iter(chunks)
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="chunks") as pool:
-        running = {pool.submit(do, chunk) for chunk in _some(remaining)}
+    with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="chunks") as pool:
+        running = {pool.submit(do, chunk) for chunk in _first_chunks(remaining)}
         while running:
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             try:
@@ -235,8 +240,8 @@ def _together(do: Callable[[Chunk], int], chunks: list[Chunk], progress: Callabl
     return done_bytes
 
 
-def _some(chunks: Iterator[Chunk]) -> list[Chunk]:
-    return [chunk for _, chunk in zip(range(AT_ONCE), chunks, strict=False)]
+def _first_chunks(chunks: Iterator[Chunk]) -> list[Chunk]:
+    return [chunk for _, chunk in zip(range(MAX_PARALLEL), chunks, strict=False)]
 
 
 def _read(path: Path, max_bytes: int, offset: int = 0) -> bytes:

@@ -16,24 +16,24 @@ from cluster import checkpoint_location
 from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.types import Finding
-from orchestrator.checkpoint_search import Found, Storages
+from orchestrator.checkpoint_search import CheckpointMatch, PoolStorages
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
-    from orchestrator.runtime.bandwidth_limit import Pace
+    from orchestrator.runtime.bandwidth_limit import RateLimit
 
 CHUNK_BYTES = 8 << 20
 """Chunk size of manifests; one chunk fits into one call."""
 IN_FLIGHT = 4
 """Chunks in flight per copy: they are the memory that it takes, in both nodes together."""
 MANIFEST = "MANIFEST.json"
-LARGEST_MANIFEST_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = 256 << 20
 VERIFY_S = 3600.0
-TOOL_NEWS_S = 2.0
+TOOL_POLL_S = 2.0
 CHUNK_S = 120.0
 CLIENT_IDLE_S = 10.0
-MOST_READ_AT_ONCE = 256
+MAX_CONCURRENT_READS = 256
 REPAIR = "copy it again from its source, or delete it; `polyfleet checkpoint verify` clears the mark if it is intact"
 Progress = Callable[[int, int], None]
 
@@ -43,9 +43,11 @@ class CheckpointService:
     agent reaches the storage) or NotFound.
     """
 
-    def __init__(self, agents: "Agents", pace: "Pace | None" = None, job_id: Callable[[str], str] = lambda name: ""):
+    def __init__(
+        self, agents: "Agents", pace: "RateLimit | None" = None, job_id: Callable[[str], str] = lambda name: ""
+    ):
         self._agents, self.pace = agents, pace
-        self._storages = Storages(agents, job_id)
+        self._storages = PoolStorages(agents, job_id)
         self._reader_by_ref: dict[str, str] = {}
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
@@ -179,9 +181,9 @@ class CheckpointService:
         path = f"{location.path}/{MANIFEST}"
         while not pieces or len(pieces[-1]) == CHUNK_BYTES:
             offset = len(pieces) * CHUNK_BYTES
-            if offset > LARGEST_MANIFEST_BYTES:
+            if offset > MAX_MANIFEST_BYTES:
                 raise UserError(
-                    f"{location.pool}:{path} has more than {LARGEST_MANIFEST_BYTES} bytes",
+                    f"{location.pool}:{path} has more than {MAX_MANIFEST_BYTES} bytes",
                     "check that the path is a checkpoint",
                 )
             pieces.append(self._agents.call(reader, "read_file", path, offset, CHUNK_BYTES, location.pool))
@@ -196,7 +198,7 @@ class CheckpointService:
         progress: Progress | None,
     ) -> int:
         """Send the missing chunks directly from node to node through Ray's object store. Return the bytes sent."""
-        from orchestrator.runtime.actors import answer
+        from orchestrator.runtime.actors import get_result
 
         reader, location = source
         pending: deque[Any] = deque()
@@ -205,7 +207,7 @@ class CheckpointService:
 
         def finish_oldest() -> None:
             nonlocal transferred
-            transferred += answer(pending.popleft(), f"node {writer}: write_checkpoint_chunk", 120)
+            transferred += get_result(pending.popleft(), f"node {writer}: write_checkpoint_chunk", 120)
             if progress:
                 progress(min(present_bytes + transferred, total), total)
 
@@ -246,7 +248,7 @@ class CheckpointService:
         """A node that has the checkpoint and is still ready, cached so that not every chunk causes a search."""
         node = self._agents.get(self._reader_by_ref.get(ref, ""))
         if node is None or not node.ready:
-            if len(self._reader_by_ref) >= MOST_READ_AT_ONCE:
+            if len(self._reader_by_ref) >= MAX_CONCURRENT_READS:
                 self._reader_by_ref.clear()
             self._reader_by_ref[ref] = self._find(ref, "source").node
         return self._reader_by_ref[ref]
@@ -316,7 +318,7 @@ class CheckpointService:
         number, cursor = self._agents.call(node, "start_tool", verb, arguments), 0
         try:
             while True:
-                status = self._agents.call(node, "poll_tool", number, cursor, TOOL_NEWS_S, timeout_s=TOOL_NEWS_S + 30)
+                status = self._agents.call(node, "poll_tool", number, cursor, TOOL_POLL_S, timeout_s=TOOL_POLL_S + 30)
                 if status["result"] is not None:
                     return status["result"]
                 cursor = status["seen"]
@@ -330,5 +332,5 @@ class CheckpointService:
         """A node that serves the pool's storage. Raises FleetError, SpecError."""
         return self._storages.node_of(pool, field)
 
-    def _find(self, ref: str, field: str = "checkpoint") -> Found:
+    def _find(self, ref: str, field: str = "checkpoint") -> CheckpointMatch:
         return self._storages.find(checkpoint_location.parse_pool_path(ref, field), field)

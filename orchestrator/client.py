@@ -12,7 +12,7 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.file_client import FileClient
 from orchestrator.server import daemon, token
 from orchestrator.server_connection import TRIES, Bytes, Data, Progress, check_version
-from orchestrator.transport import PATIENT, ServerUnreachable, non_empty, segment
+from orchestrator.transport import NO_TIMEOUT, ServerUnreachable, non_empty, segment
 
 POLL_S = (0.05, 1.0)
 
@@ -87,7 +87,7 @@ class Client(FileClient):
         fields: tuple[str, ...] = (),
     ) -> list[Data]:
         """The newest `limit` jobs, the newest last. `fields`: those of a job's view."""
-        return self.rows("/v1/jobs", **_wanted(states, limit, name, since_s, fields))
+        return self.rows("/v1/jobs", **_job_params(states, limit, name, since_s, fields))
 
     def job_pages(
         self,
@@ -100,7 +100,7 @@ class Client(FileClient):
     ) -> Iterator[list[Data]]:
         """All jobs, page by page: the newest page first; within a page the newest job is last."""
         path: str = "/v1/jobs"
-        params: Data | None = _wanted(states, page, name, since_s, fields)
+        params: Data | None = _job_params(states, page, name, since_s, fields)
         while path:
             response = self.send_request("GET", path, params=params)
             yield response.json()
@@ -276,7 +276,7 @@ class Client(FileClient):
             self.call("HEAD", path)
         except NotFound:
             with archive.open("rb") as f:
-                self.call("PUT", path, content=f, headers={"Content-Type": "application/zip"}, timeout=PATIENT)
+                self.call("PUT", path, content=f, headers={"Content-Type": "application/zip"}, timeout=NO_TIMEOUT)
 
     def checkpoints(self, pool: str = "", prefix: str = "") -> list[Data]:
         return self.rows("/v1/checkpoints", pool=pool, prefix=prefix)
@@ -303,6 +303,6 @@ class Client(FileClient):
         return self.run_operation(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
 
 
-def _wanted(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:
+def _job_params(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:
     params: Data = {"state": states, "limit": limit, "name": name, "fields": ",".join(fields)}
     return {key: value for key, value in params.items() if value} | ({"since": since_s} if since_s else {})

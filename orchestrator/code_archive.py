@@ -20,11 +20,11 @@ from pathlib import Path
 from cluster import archive_checks, archive_entries
 from cluster.errors import SpecError, UserError
 from orchestrator import ignore_file
-from orchestrator.excluded_files import LeftOut, leave_out, send_as_data
+from orchestrator.excluded_files import ExcludedFiles, data_remedy, exclude_remedy
 from orchestrator.submitted_folder import Entry, Walk
 
-SCRATCH = "polyfleet-sending-"
-OUR_NAMES = ("workers", "cluster", "orchestrator")
+SCRATCH_PREFIX = "polyfleet-sending-"
+OUR_PACKAGES = ("workers", "cluster", "orchestrator")
 OUR_TASKS = frozenset({"prepare", "train", "benchmark"})
 MODULE_SUFFIXES = (".py", ".so", ".pyd")
 LIMIT_BYTES = 512 * 1024 * 1024
@@ -44,22 +44,22 @@ class CodeArchive:
     path: Path
     files: int
     bytes: int
-    left_out: LeftOut
+    left_out: ExcludedFiles
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
     """Private temporary folder for an archive that is being sent. Also removes those of processes that were killed."""
-    for leftover in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        pid = leftover.name.removeprefix(SCRATCH).partition("-")[0]
+    for leftover in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
+        pid = leftover.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
         with suppress(OSError):
-            if leftover.stat().st_uid == os.geteuid() and pid.isdigit() and not _lives(int(pid)):
+            if leftover.stat().st_uid == os.geteuid() and pid.isdigit() and not _is_running(int(pid)):
                 shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-") as folder:
         yield Path(folder)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -69,10 +69,10 @@ def _lives(pid: int) -> bool:
 
 def pack(folder: Path, task: str, archive: Path) -> CodeArchive:
     """Write `folder` to the file `archive`. If it raises SpecError or UserError, no file remains."""
-    _refuse_unless_folder(folder)
-    rules = ignore_file.ignored(folder)
-    walk = Walk(folder.resolve(), copied=OUR_NAMES)  # their files are needed to check whether they hide our packages
-    entries = sorted(_within_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
+    _check_folder(folder)
+    rules = ignore_file.load_rules(folder)
+    walk = Walk(folder.resolve(), copied=OUR_PACKAGES)  # their files are needed to check whether they hide our packages
+    entries = sorted(_check_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
     check_module_names((entry.name for entry in entries), task)
     try:
         size, content_sha = _write(entries, archive)
@@ -92,7 +92,7 @@ def pack(folder: Path, task: str, archive: Path) -> CodeArchive:
     return CodeArchive(sha, content_sha, archive, count, size, walk.left_out())
 
 
-def _refuse_unless_folder(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except OSError as e:
@@ -116,7 +116,7 @@ def check_module_names(names: Iterable[str], task: str) -> None:
     for name in names:
         top, slash, rest = name.partition("/")
         module = top if slash else top.partition(".")[0]
-        if module in OUR_NAMES and (rest or top).endswith(MODULE_SUFFIXES):
+        if module in OUR_PACKAGES and (rest or top).endswith(MODULE_SUFFIXES):
             raise SpecError(
                 "working_dir",
                 f"its top-level {top + slash!r} would hide Polyfleet's own package {module!r}",
@@ -124,7 +124,7 @@ def check_module_names(names: Iterable[str], task: str) -> None:
             )
 
 
-def _within_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
+def _check_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
     """Yield `entries`. At a limit, before it walks an entire disk, raises SpecError that names the largest folders."""
     total = count = 0
     by_top: dict[str, int] = {}
@@ -139,7 +139,7 @@ def _within_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
             raise SpecError(
                 "working_dir",
                 f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files; the largest so far: {largest}",
-                f"{leave_out(tops[0])}; {send_as_data(folder / tops[0], tops[0])}",
+                f"{exclude_remedy(tops[0])}; {data_remedy(folder / tops[0], tops[0])}",
             )
         yield entry
 
@@ -169,7 +169,7 @@ def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
             size, content = _write_file(zipped, info, entry.path) if entry.has_content else (0, entry.link)
             if not entry.has_content:
                 zipped.writestr(info, entry.link)
-            facts.append((info.filename, archive_entries.rights(info), content))
+            facts.append((info.filename, archive_entries.permission_bits(info), content))
             total += size
     return total, archive_entries.content_sha(facts)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cluster.content_hash import content_of
 from cluster.errors import SpecError, UserError
-from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.file_transfer import until_reached
+from orchestrator.checkpoint_address import is_local_path
+from orchestrator.file_transfer import retry_unreachable
 from orchestrator.file_upload import send_folder
 from orchestrator.job_spec import JobSpec
 from orchestrator.job_spec_parts import DataSpec
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from orchestrator.client import Client
 
 
-def named(specs: Iterable[JobSpec]) -> list[JobSpec]:
+def add_hashes(specs: Iterable[JobSpec]) -> list[JobSpec]:
     """Return the jobs with the hash of each file and folder of this machine that they read. Raises SpecError if one
     does not exist or does not match its `sha256`.
     """
     hashes: dict[str, str] = {}
-    return [_named(spec, hashes) for spec in specs]
+    return [_add_hashes(spec, hashes) for spec in specs]
 
 
-def _named(spec: JobSpec, hashes: dict[str, str]) -> JobSpec:
-    if not any(of_this_machine(one.uri) for one in spec.data):
+def _add_hashes(spec: JobSpec, hashes: dict[str, str]) -> JobSpec:
+    if not any(is_local_path(one.uri) for one in spec.data):
         return spec
     data_specs = tuple(_with_hash(one, f"data.{index}", hashes) for index, one in enumerate(spec.data))
     return spec.model_copy(update={"data": data_specs})
 
 
 def _with_hash(data: DataSpec, field: str, hashes: dict[str, str]) -> DataSpec:
-    if not of_this_machine(data.uri):
+    if not is_local_path(data.uri):
         return data
     path = str(Path(data.uri).expanduser().absolute())
     if path not in hashes:
-        hashes[path] = _hashed(Path(path), f"{field}.uri")
+        hashes[path] = _hash_path(Path(path), f"{field}.uri")
     if data.sha256 not in ("", hashes[path]):
         message = f"is {data.sha256}, but {path} has the SHA-256 {hashes[path]}"
         raise SpecError(f"{field}.sha256", message, f"correct the hash, or put the right data at {path}")
     return data.model_copy(update={"uri": path, "sha256": hashes[path]})
 
 
-def _hashed(path: Path, field: str) -> str:
+def _hash_path(path: Path, field: str) -> str:
     if not path.exists():
         raise SpecError(
             field, f"there is no file or folder {path}", "create it, or write POOL:PATH or the URI of an object store"
@@ -62,9 +62,9 @@ def _hashed(path: Path, field: str) -> str:
 
 def send(client: "Client", specs: Iterable[JobSpec], print_message: Callable[[str], None]) -> None:
     """Send all data that the server does not have. An interrupted upload resumes. Progress goes to `print_message`."""
-    for path, sha256 in {(one.uri, one.sha256) for spec in specs for one in spec.data if of_this_machine(one.uri)}:
+    for path, sha256 in {(one.uri, one.sha256) for spec in specs for one in spec.data if is_local_path(one.uri)}:
         if not client.data_has(sha256):
-            until_reached(client, partial(_send, client, Path(path).resolve(), sha256, print_message))
+            retry_unreachable(client, partial(_send, client, Path(path).resolve(), sha256, print_message))
 
 
 def _send(client: "Client", path: Path, sha256: str, print_message: Callable[[str], None]) -> None:

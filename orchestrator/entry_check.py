@@ -16,7 +16,7 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 LIMIT_BYTES = 4 << 20
 
 
-def is_transformers(entry: str) -> str:
+def transformers_name(entry: str) -> str:
     """Return `bert` for `transformers:bert`: a model type, or a configuration file; "" for any other entry."""
     where, _, named = entry.partition(":")
     return named if where == "transformers" else ""
@@ -24,12 +24,12 @@ def is_transformers(entry: str) -> str:
 
 def is_in_folder(entry: str) -> bool:
     """Return whether the entry is a file, which the working folder must contain."""
-    return entry.partition(":")[0].endswith(".py") or is_transformers(entry).endswith(".json")
+    return entry.partition(":")[0].endswith(".py") or transformers_name(entry).endswith(".json")
 
 
 def needs_no_folder(entry: str) -> bool:
     """Return whether the entry is a model type of transformers."""
-    return bool(is_transformers(entry)) and not is_in_folder(entry)
+    return bool(transformers_name(entry)) and not is_in_folder(entry)
 
 
 def check(
@@ -38,7 +38,7 @@ def check(
     """Raise SpecError if the file of `entry` is not in `folder`, is not Python, has no such function, or has one that
     cannot be called with the arguments in `call` (None: not checked).
     """
-    if named := is_transformers(entry):
+    if named := transformers_name(entry):
         _check_configuration(named, folder, field)
         return
     where, _, function = entry.partition(":")
@@ -46,8 +46,8 @@ def check(
     function = function or default
     if path is None or not function or path.stat().st_size > LIMIT_BYTES:
         return
-    tree = _parsed(path, where, field)
-    bound = _bound(tree)
+    tree = _parse_file(path, where, field)
+    bound = _bound_names(tree)
     if function not in bound and not bound & DYNAMIC:
         functions = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
         raise SpecError(field, f"{where} has no function {function!r}", nearest(function, functions[:20]))
@@ -75,7 +75,7 @@ def _scope(node: ast.AST) -> Iterator[ast.AST]:
 def _check_call(node: ast.FunctionDef | ast.AsyncFunctionDef, call: tuple[str, ...], where: str, field: str) -> None:
     written = f"{where}:{node.lineno}: def {node.name}({ast.unparse(node.args)[:200]})"
     called = f"{node.name}({', '.join(call)})"
-    if not _takes(node.args, len(call)):
+    if not _accepts(node.args, len(call)):
         raise SpecError(field, f"{written} cannot be called as {called}", f"write `def {called}:`")
     if isinstance(node, ast.AsyncFunctionDef):
         remedy = f"write `def {called}:`, and call asyncio.run in it"
@@ -84,7 +84,7 @@ def _check_call(node: ast.FunctionDef | ast.AsyncFunctionDef, call: tuple[str, .
         raise SpecError(field, f"{written} has a `yield`: calling it does not run it", "return instead")
 
 
-def _takes(arguments: ast.arguments, count: int) -> bool:
+def _accepts(arguments: ast.arguments, count: int) -> bool:
     """Return whether the function can be called with `count` positional arguments."""
     positional = len(arguments.posonlyargs) + len(arguments.args)
     missing = any(default is None for default in arguments.kw_defaults)
@@ -112,7 +112,7 @@ def _file(where: str, folder: Path, field: str) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
-def _parsed(path: Path, where: str, field: str) -> ast.Module:
+def _parse_file(path: Path, where: str, field: str) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (
@@ -130,7 +130,7 @@ def _parsed(path: Path, where: str, field: str) -> ast.Module:
         raise SpecError(field, f"{path} cannot be read: {e.strerror}", "make it readable") from None
 
 
-def _bound(tree: ast.Module) -> set[str]:
+def _bound_names(tree: ast.Module) -> set[str]:
     """Every name the file binds at any depth, and those of DYNAMIC it uses. Errs on the side of too many names."""
     names: set[str] = set()
     for node in ast.walk(tree):

@@ -13,7 +13,7 @@ from cluster.errors import NotFound, UserError
 from cluster.validation_errors import WrongValueError
 from orchestrator.job_spec_fields import variable
 
-LARGEST_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$", "`": "`", "\n": ""}
 _BEGINNING = re.compile(r"(?:export[ \t]+)?(?P<name>[^=\s#]*)[ \t]*=")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"[ \t]+#.*")
 def read(path: Path) -> dict[str, str]:
     """Read the variables of a file. Raises UserError with the line number."""
     try:
-        text = untrusted_files.read_bytes(path.expanduser().resolve(), LARGEST_BYTES).decode("utf-8-sig")
+        text = untrusted_files.read_bytes(path.expanduser().resolve(), MAX_FILE_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file", "name a file of KEY=VALUE lines") from None
     except UnicodeDecodeError:
@@ -80,9 +80,9 @@ def _value(text: str, at: int, where: str) -> tuple[str, int]:
     rest = _REST.match(text, quoted.end())
     if rest is None:
         raise UserError(f"{where}: there is text after the closing {quote}", "put the complete value into the quotes")
-    return (_ESCAPE.sub(_escaped, quoted[1]) if quote == '"' else quoted[1]), max(rest.end(), at + 1)
+    return (_ESCAPE.sub(_unescape, quoted[1]) if quote == '"' else quoted[1]), max(rest.end(), at + 1)
 
 
-def _escaped(match: "re.Match[str]") -> str:
+def _unescape(match: "re.Match[str]") -> str:
     """The escaped character. An unknown escape keeps its backslash."""
     return ESCAPES.get(match[1], match[0])

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import ignore_file
-from orchestrator.ignore_patterns import quoted
+from orchestrator.ignore_patterns import escape_name
 
 GIT = ".git"
 """A folder, or in a worktree or submodule a file that names one. It is not part of the code and may hold credentials.
 """
-MOST_NAMED = 5
-MOST_COUNTED = 10_000
+MAX_NAMES = 5
+MAX_COUNT = 10_000
 """Files counted in folders that are left out: a data set of millions of files is not walked just to count it."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedFiles:
     """Files and folders that are left out and reported, as paths in the submitted folder; folders end in `/`. `files`
-    also counts the files in folders of `by_git`, up to MOST_COUNTED. `generated`: what tools create again. `special`:
+    also counts the files in folders of `by_git`, up to MAX_COUNT. `generated`: what tools create again. `special`:
     (path, what it is) of broken links, sockets and the like, which have no content to send.
     """
 
@@ -32,31 +32,33 @@ class LeftOut:
         """One line for each reason; none if the complete folder is sent."""
         lines = []
         if self.by_git:
-            files = f"at least {self.files:,} files" if self.files >= MOST_COUNTED else _count(self.files, "file")
+            files = f"at least {self.files:,} files" if self.files >= MAX_COUNT else _count(self.files, "file")
             lines.append(
                 f"left out of the submitted folder, because {ignore_file.GIT_FILE} names them: {files}"
-                f" ({_named(self.by_git)}). {_take_back(self.by_git[0])}"
+                f" ({_shorten_list(self.by_git)}). {_include_remedy(self.by_git[0])}"
             )
         if self.credentials:
             lines.append(
                 "left out of the submitted folder, because they may hold credentials:"
-                f" {_named(self.credentials)}. {_take_back(self.credentials[0])}"
+                f" {_shorten_list(self.credentials)}. {_include_remedy(self.credentials[0])}"
             )
         if self.generated:
             names = [name for name in self.generated if Path(name).name != GIT]
             remedy = (
-                _take_back(names[0]) if names else f"{GIT} is never sent: a job that needs it clones the repository"
+                _include_remedy(names[0])
+                if names
+                else f"{GIT} is never sent: a job that needs it clones the repository"
             )
             lines.append(
                 "left out of the submitted folder, because they are not part of the code:"
-                f" {_named(self.generated)}. {remedy}"
+                f" {_shorten_list(self.generated)}. {remedy}"
             )
         if self.special:
             descriptions = tuple(f"{name} ({what})" for name, what in self.special)
             lines.append(
-                f"left out of the submitted folder, because they are not files: {_named(descriptions)}. To send a file"
-                f" instead of {self.special[0][0]}, put one there; to leave it out without this message, write"
-                f" {quoted(self.special[0][0])} into {ignore_file.FILE}"
+                f"left out of the submitted folder, because they are not files: {_shorten_list(descriptions)}. To"
+                f" send a file instead of {self.special[0][0]}, put one there; to leave it out without this message,
+                write" f" {escape_name(self.special[0][0])} into {ignore_file.FILE}"
             )
         return tuple(lines)
 
@@ -65,20 +67,20 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _named(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def _shorten_list(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _take_back(name: str) -> str:
-    return f"To send {name} anyway, write !{quoted(name)} into {ignore_file.FILE}"
+def _include_remedy(name: str) -> str:
+    return f"To send {name} anyway, write !{escape_name(name)} into {ignore_file.FILE}"
 
 
-def leave_out(name: str) -> str:
-    return f"to leave it out, write {quoted(name)} into {ignore_file.FILE}"
+def exclude_remedy(name: str) -> str:
+    return f"to leave it out, write {escape_name(name)} into {ignore_file.FILE}"
 
 
-def send_as_data(path: Path, mount: str) -> str:
+def data_remedy(path: Path, mount: str) -> str:
     """Explain how a job can read a file that is left out; `mount` is its path in the folder."""
     mount += "/" if path.is_dir() else ""
     return (

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 from cluster.errors import FleetError, NotFound
 from cluster.folder_access import Piece, digest
 from orchestrator.server_connection import Data, ServerConnection
-from orchestrator.transport import PATIENT, non_empty, segment
+from orchestrator.transport import NO_TIMEOUT, non_empty, segment
 
 RAW = {"Content-Type": "application/octet-stream"}
 JSON = {"Content-Type": "application/json"}
@@ -20,8 +20,8 @@ class FileClient(ServerConnection):
 
     def file_piece(self, job: str, spot: Data, path: str, offset: int) -> Piece:
         """Read one piece of a file. Raises FleetError if it arrived damaged."""
-        params = _spot(spot) | {"path": path, "offset": offset}
-        response = self.send_request("GET", f"/v1/jobs/{segment(job)}/files/content", params=params, timeout=PATIENT)
+        params = _spot_params(spot) | {"path": path, "offset": offset}
+        response = self.send_request("GET", f"/v1/jobs/{segment(job)}/files/content", params=params, timeout=NO_TIMEOUT)
         headers = {name: response.headers[f"Polyfleet-{name}"] for name in ("sha256", "bytes", "version", "mode")}
         if digest(response.content) != headers["sha256"]:
             raise FleetError(f"{path!r}: the piece at byte {offset} arrived damaged", "run the command again")
@@ -29,15 +29,15 @@ class FileClient(ServerConnection):
         return Piece(response.content, int(headers["bytes"]), headers["version"], modified_s, int(headers["mode"]))
 
     def file_hashes(self, job: str, spot: Data, path: str, first: int) -> Data:
-        return self._get_json(f"/v1/jobs/{segment(job)}/files/hashes", **_spot(spot), path=path, first=first)
+        return self._get_json(f"/v1/jobs/{segment(job)}/files/hashes", **_spot_params(spot), path=path, first=first)
 
     def file_destination(self, ref: str, path: str) -> Data:
         """Where a file that is put is stored: {"attempt", "node", "pool", "path", "running"}."""
         return self._get_json(f"/v1/jobs/{segment(ref)}/files/place", path=path)
 
     def files_put(self, job: str, spot: Data, upload: str, files: list[Data], force: bool) -> Data:
-        body = {"upload": upload, "files": files, "force": force, **_spot(spot)}
-        return self.post(f"/v1/jobs/{segment(job)}/files", body, timeout=PATIENT)
+        body = {"upload": upload, "files": files, "force": force, **_spot_params(spot)}
+        return self.post(f"/v1/jobs/{segment(job)}/files", body, timeout=NO_TIMEOUT)
 
     def upload_begin(self, node: str, upload: str) -> dict[str, int]:
         """Begin an upload. Returns the files that an earlier try has sent, with their sizes."""
@@ -48,7 +48,7 @@ class FileClient(ServerConnection):
         """Send one piece of a file; the last one with `end`: {"size_bytes", "modified_s", "mode"}."""
         params = {"node": node, "path": path, "offset": offset, "sha256": digest(data), **(end or {})}
         url = f"/v1/uploads/{upload}/content"
-        self.call("PUT", url, params=params, headers=RAW, timeout=PATIENT, content=data)
+        self.call("PUT", url, params=params, headers=RAW, timeout=NO_TIMEOUT, content=data)
 
     def upload_hashes(self, node: str, upload: str, path: str, first: int) -> Data:
         return self._get_json(f"/v1/uploads/{upload}/hashes", node=node, path=path, first=first)
@@ -66,7 +66,7 @@ class FileClient(ServerConnection):
 
     def data_keep(self, sha256: str, upload: str, single: str) -> Data:
         """Complete an upload without a node as data named by its hash: {"sha256", "bytes", "files"}."""
-        return self.post(f"/v1/data/{sha256}", {"upload": upload, "single": single}, timeout=PATIENT)
+        return self.post(f"/v1/data/{sha256}", {"upload": upload, "single": single}, timeout=NO_TIMEOUT)
 
     def _get_json(self, url: str, **params: str | int) -> Data:
         """Like `get`, but it accepts a query parameter named path."""
@@ -77,12 +77,12 @@ class FileClient(ServerConnection):
 
     def checkpoint_manifest(self, ref: str) -> tuple[str, bytes]:
         """POOL:PATH of the checkpoint that `ref` resolves to, and its manifest."""
-        response = self.send_request("GET", "/v1/checkpoints/manifest", params={"ref": ref}, timeout=PATIENT)
+        response = self.send_request("GET", "/v1/checkpoints/manifest", params={"ref": ref}, timeout=NO_TIMEOUT)
         return unquote(response.headers["Polyfleet-Checkpoint"]), response.content
 
     def checkpoint_chunk(self, ref: str, file: str, index: int) -> bytes:
         params = non_empty(ref=ref, file=file, index=index)
-        return self.send_request("GET", "/v1/checkpoints/chunk", params=params, timeout=PATIENT).content
+        return self.send_request("GET", "/v1/checkpoints/chunk", params=params, timeout=NO_TIMEOUT).content
 
     def checkpoint_destination(self, target: str) -> Data:
         """{"node", "pool", "folder"} for writing to POOL:FOLDER: `node` writes it."""
@@ -94,7 +94,7 @@ class FileClient(ServerConnection):
         """
         params = {"node": destination["node"], "folder": destination["folder"], "name": name}
         reply: Data = self.call(
-            "PUT", "/v1/checkpoints/incoming", params=params, headers=RAW, timeout=PATIENT, content=manifest
+            "PUT", "/v1/checkpoints/incoming", params=params, headers=RAW, timeout=NO_TIMEOUT, content=manifest
         )
         return reply
 
@@ -106,7 +106,7 @@ class FileClient(ServerConnection):
             "file": file,
             "index": index,
         }
-        self.call("PUT", "/v1/checkpoints/incoming/chunk", params=params, headers=RAW, timeout=PATIENT, content=data)
+        self.call("PUT", "/v1/checkpoints/incoming/chunk", params=params, headers=RAW, timeout=NO_TIMEOUT, content=data)
 
     def checkpoint_interrupt(self, destination: Data, name: str) -> None:
         params = {"node": destination["node"], "folder": destination["folder"], "name": name}
@@ -114,8 +114,8 @@ class FileClient(ServerConnection):
 
     def checkpoint_commit(self, destination: Data, name: str) -> Data:
         body = {"node": destination["node"], "folder": destination["folder"], "name": name}
-        return self.post("/v1/checkpoints/arrived", body, timeout=PATIENT)
+        return self.post("/v1/checkpoints/arrived", body, timeout=NO_TIMEOUT)
 
 
-def _spot(spot: Data) -> Data:
+def _spot_params(spot: Data) -> Data:
     return {name: spot[name] for name in ("attempt", "node", "pool")}

@@ -5,16 +5,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.folder_access import PIECE_BYTES, Piece, Tree, digest, plain
-from cluster.folder_entries import Entry, link_refusal
+from cluster.folder_access import PIECE_BYTES, FolderTree, Piece, digest, normalize_path
+from cluster.folder_entries import Entry, link_error
 from cluster.paths import umask
-from orchestrator.file_transfer import TRIES, Progress, Report, Told, each, each_file, listed, until_reached
+from orchestrator.file_transfer import (
+    TRIES,
+    Progress,
+    ProgressCounter,
+    Report,
+    list_all_files,
+    retry_unreachable,
+    run_parallel,
+    transfer_files,
+)
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
 
 Data = dict[str, Any]
-AGAIN_UP_TO_BYTES = 64 << 20
+MAX_REFETCH_BYTES = 64 << 20
 CHANGED = "changed while it was read: the copy may mix parts of several versions"
 
 
@@ -26,20 +35,20 @@ def get(
 
     Raises Conflict before anything is written if a local file differs, unless `force` is set.
     """
-    remote = plain(path)
-    listing = listed(client, ref, remote)
-    root, name = _local(listing, remote, dest)
+    remote = normalize_path(path)
+    listing = list_all_files(client, ref, remote)
+    root, name = _local_target(listing, remote, dest)
     if name and (reason := listing["entries"][0]["refused"] or _is_link(listing["entries"][0])):
         raise UserError(f"{listing['job']}:{remote} cannot be fetched: {reason}", "name a file or a folder")
-    download = _Get(client, listing, remote, root, name, force)
-    return until_reached(client, lambda: download.run(progress))
+    download = _Download(client, listing, remote, root, name, force)
+    return retry_unreachable(client, lambda: download.run(progress))
 
 
 def _is_link(entry: Entry) -> str:
     return f"it is a link to {entry['target']}" if entry["type"] == "link" else ""
 
 
-def _local(listing: Data, path: str, dest: str) -> tuple[Path, str]:
+def _local_target(listing: Data, path: str, dest: str) -> tuple[Path, str]:
     """The folder that is written into, and the name of a single file there ("" for a folder)."""
     single = (
         bool(path)
@@ -55,10 +64,10 @@ def _local(listing: Data, path: str, dest: str) -> tuple[Path, str]:
     return target.parent, target.name
 
 
-class _Get:
+class _Download:
     def __init__(self, client: "Client", listing: Data, path: str, root: Path, name: str, force: bool):
         self._client, self._listing, self._path, self._name, self._force = client, listing, path, name, force
-        self._root, self._tree, self._umask = root, Tree(root), umask()
+        self._root, self._tree, self._umask = root, FolderTree(root), umask()
         self._report = Report(listing["job"], str(root / name) if name else str(root), notes=list(listing["notes"]))
 
     def run(self, progress: Progress | None) -> Report:
@@ -68,12 +77,12 @@ class _Get:
             self._root.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"{self._root} is not a folder", "name a folder to write into") from None
-        counter = Told(sum(entry["bytes"] for entry in files), progress)
-        is_present = each(self._is_here, files)
+        counter = ProgressCounter(sum(entry["bytes"] for entry in files), progress)
+        is_present = run_parallel(self._is_here, files)
         for entry in entries:
             if entry["type"] == "folder":
                 self._tree.make(self._local(entry))
-        each_file(
+        transfer_files(
             lambda entry: self._fetch(entry, counter),
             [e for e, same in zip(files, is_present, strict=True) if not same],
         )
@@ -89,14 +98,14 @@ class _Get:
     def _is_included(self, entry: Entry) -> bool:
         refused = entry["refused"]
         if entry["type"] == "link" and not refused:  # it may lead out of the part of the folder that is fetched
-            refused = link_refusal(self._local(entry), entry["target"])
+            refused = link_error(self._local(entry), entry["target"])
         if refused:
             self._report.notes.append(f"{entry['path']} is left out: {refused}")
         return not refused
 
     def _local(self, entry: Entry) -> str:
         """Path of the entry below the folder that is written to."""
-        return self._name or plain(entry["path"].removeprefix(self._path).lstrip("/"))
+        return self._name or normalize_path(entry["path"].removeprefix(self._path).lstrip("/"))
 
     def _is_here(self, entry: Entry) -> bool:
         """Return whether this machine has the same file. Raises Conflict if something else is at its path."""
@@ -127,23 +136,23 @@ class _Get:
         folder = next(one for one in folders if entry["path"].startswith(one["prefix"]))
         return self._listing["job"], folder, entry["path"].removeprefix(folder["prefix"])
 
-    def _fetch(self, entry: Entry, counter: Told) -> None:
+    def _fetch(self, entry: Entry, counter: ProgressCounter) -> None:
         """Fetch a file, again if it changes meanwhile, unless it is large: fetching a growing log would never end."""
-        for _ in range(TRIES - 1 if entry["bytes"] <= AGAIN_UP_TO_BYTES else 0):
+        for _ in range(TRIES - 1 if entry["bytes"] <= MAX_REFETCH_BYTES else 0):
             if self._try_fetch(entry, counter):
                 return
         if not self._try_fetch(entry, counter, last=True):
             self._report.notes.append(f"{entry['path']} {CHANGED}")
 
-    def _try_fetch(self, entry: Entry, counter: Told, last: bool = False) -> bool:
+    def _try_fetch(self, entry: Entry, counter: ProgressCounter, last: bool = False) -> bool:
         """Fetch a file. Return False if it changed meanwhile; the fetched file is then kept only on the `last` try."""
         local, (job, spot, path) = self._local(entry), self._piece_arguments(entry)
         first = self._client.file_piece(job, spot, path, 0)
-        part = _beside(local, first.version)
+        part = _part_path(local, first.version)
         with self._tree.locked(part):
             return self._fetch_pieces(entry, counter, last, (first, part))
 
-    def _fetch_pieces(self, entry: Entry, counter: Told, last: bool, first_piece: tuple[Piece, str]) -> bool:
+    def _fetch_pieces(self, entry: Entry, counter: ProgressCounter, last: bool, first_piece: tuple[Piece, str]) -> bool:
         local, (job, spot, path), (first, part) = self._local(entry), self._piece_arguments(entry), first_piece
 
         def store(at: int, piece: Piece) -> tuple[str, int]:
@@ -158,7 +167,7 @@ class _Get:
         stored = [store(0, first)]
         counter.add(len(same) * PIECE_BYTES, False)
         offsets = [at for at in range(PIECE_BYTES, first.size_bytes, PIECE_BYTES) if at // PIECE_BYTES not in same]
-        stored += each(lambda at: store(at, self._client.file_piece(job, spot, path, at)), offsets)
+        stored += run_parallel(lambda at: store(at, self._client.file_piece(job, spot, path, at)), offsets)
         changed = any(version != first.version for version, _ in stored)
         if changed and not last:
             self._tree.remove(part)
@@ -210,7 +219,7 @@ class _Get:
             self._tree.link(local, entry["target"])
 
 
-def _beside(local: str, version: str) -> str:
+def _part_path(local: str, version: str) -> str:
     """Path to which a file is fetched: a hidden name that only later tries for the same version of the file use."""
     above, _, name = local.rpartition("/")
     mark = hashlib.sha256(version.encode()).hexdigest()[:12]

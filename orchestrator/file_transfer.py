@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Data = dict[str, Any]
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-AT_ONCE = 4
+MAX_PARALLEL = 4
 TRIES = 4
 
 
@@ -40,7 +40,7 @@ class Report:
         return vars(self)
 
 
-class Told:
+class ProgressCounter:
     """Progress counter of several threads. An error that `progress` raises ends the transfer."""
 
     def __init__(self, total: int, progress: Progress | None):
@@ -55,7 +55,7 @@ class Told:
                 self._progress(min(self._done, self._total), self._total)
 
 
-def listed(client: "Client", ref: str, path: str = "") -> Data:
+def list_all_files(client: "Client", ref: str, path: str = "") -> Data:
     """Join all pages of `client.files` into one; `job` is the job's id."""
     page = client.files(ref, path)
     entries = list(page["entries"])
@@ -67,7 +67,7 @@ def listed(client: "Client", ref: str, path: str = "") -> Data:
     return page | {"entries": entries, "after": ""}
 
 
-def until_reached(client: "Client", run: Callable[[], T]) -> T:
+def retry_unreachable(client: "Client", run: Callable[[], T]) -> T:
     """Call `run`, again if the server restarts in the meantime: data that has arrived is kept."""
     for tries_left in reversed(range(TRIES)):
         try:
@@ -79,16 +79,16 @@ def until_reached(client: "Client", run: Callable[[], T]) -> T:
     raise AssertionError("the last try returns or raises")
 
 
-def each_file(do: Callable[[Entry], Any], entries: list[Entry]) -> None:
+def transfer_files(do: Callable[[Entry], Any], entries: list[Entry]) -> None:
     """Transfer small files a few at a time, then large ones one by one: their pieces are sent in parallel."""
-    each(do, [entry for entry in entries if entry["bytes"] <= PIECE_BYTES])
+    run_parallel(do, [entry for entry in entries if entry["bytes"] <= PIECE_BYTES])
     for entry in entries:
         if entry["bytes"] > PIECE_BYTES:
             do(entry)
 
 
-def each(do: Callable[[Any], Any], items: "Sequence[Any]") -> list[Any]:
-    """Call `do` for each item, AT_ONCE at a time; results are in order. The first error stops the rest."""
+def run_parallel(do: Callable[[Any], Any], items: "Sequence[Any]") -> list[Any]:
+    """Call `do` for each item, MAX_PARALLEL at a time; results are in order. The first error stops the rest."""
     stopped = threading.Event()
 
     def one(item: Any) -> Any:
@@ -100,7 +100,7 @@ def each(do: Callable[[Any], Any], items: "Sequence[Any]") -> list[Any]:
             stopped.set()
             raise
 
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="files") as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="files") as pool:
         futures = [pool.submit(one, item) for item in items]
         try:
             return [future.result() for future in futures]

@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.folder_access import PIECE_BYTES, Tree, digest, digest_of, plain
+from cluster.folder_access import PIECE_BYTES, FolderTree, digest, digest_of, normalize_path
 from cluster.folder_entries import Entry
-from orchestrator.file_transfer import Progress, Report, Told, each, each_file, listed, until_reached
+from orchestrator.file_transfer import (
+    Progress,
+    ProgressCounter,
+    Report,
+    list_all_files,
+    retry_unreachable,
+    run_parallel,
+    transfer_files,
+)
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
 
 Data = dict[str, Any]
-PUT_AT_ONCE = 500
-NOTHING = digest(b"")
+MAX_FILES_PER_PUT = 500
+EMPTY_HASH = digest(b"")
 """Hash of an empty piece; it does not count as a piece, since an empty file has none."""
 
 
@@ -30,23 +38,23 @@ def put(
     local = Path(source).expanduser()
     if not os.path.lexists(local):
         raise NotFound(f"no {source!r} on this machine", "name a file or a folder")
-    return until_reached(client, lambda: _Put(client, local, ref, path, force).run(progress))
+    return retry_unreachable(client, lambda: _Upload(client, local, ref, path, force).run(progress))
 
 
-class _Put:
+class _Upload:
     def __init__(self, client: "Client", local: Path, ref: str, path: str, force: bool):
         self._client, self._force = client, force
         single = not local.is_dir()
         root = local.parent if single else local
-        self._tree, self._name = Tree(root, follow=True), local.name if single else ""
+        self._tree, self._name = FolderTree(root, follow=True), local.name if single else ""
         if single and not local.is_file():
             raise UserError(f"{local} is not a regular file", "name a file or a folder")
         self._job = client.job(ref)["id"]
         into = path.endswith("/") or (single and self._is_folder(path))
         if single:
-            self._path = plain(f"{path or '.'}/{local.name}") if into or not path else plain(path)
+            self._path = normalize_path(f"{path or '.'}/{local.name}") if into or not path else normalize_path(path)
         else:
-            self._path = plain(path) or local.resolve().name
+            self._path = normalize_path(path) or local.resolve().name
         self._spot = client.file_destination(self._job, self._path)
         identity = f"{socket.gethostname()}\n{local.resolve()}\n{self._job}\n{self._path}"
         self._upload = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:24]
@@ -54,19 +62,21 @@ class _Put:
 
     def _is_folder(self, path: str) -> bool:
         try:
-            entries = self._client.files(self._job, plain(path))["entries"]
+            entries = self._client.files(self._job, normalize_path(path))["entries"]
         except NotFound:
             return False
-        return not path or [entry["path"] for entry in entries] != [plain(path)] or entries[0]["type"] == "folder"
+        return (
+            not path or [entry["path"] for entry in entries] != [normalize_path(path)] or entries[0]["type"] == "folder"
+        )
 
     def run(self, progress: Progress | None) -> Report:
         """Check all files for conflicts, send them, then move them to their final paths."""
         files = [entry for entry in self._tree.all_entries(self._name) if self._is_included(entry)]
         existing = self._remote_entries()
         new = [entry for entry in files if not self._is_there(entry, existing)]
-        counter = Told(sum(entry["bytes"] for entry in files), progress)
+        counter = ProgressCounter(sum(entry["bytes"] for entry in files), progress)
         sent = self._client.upload_begin(self._spot["node"], self._upload)
-        each_file(lambda entry: self._send(entry, sent.get(entry["path"], 0), counter), new)
+        transfer_files(lambda entry: self._send(entry, sent.get(entry["path"], 0), counter), new)
         self._move_to_targets(new)
         sent_now = {entry["path"] for entry in new}
         counter.add(sum(entry["bytes"] for entry in files if entry["path"] not in sent_now), False)
@@ -88,7 +98,7 @@ class _Put:
     def _remote_entries(self) -> dict[str, Entry]:
         """Existing entries of the job's folder at the target path, by path."""
         try:
-            listing = listed(self._client, self._job, self._path)
+            listing = list_all_files(self._client, self._job, self._path)
         except NotFound:
             return {}
         prefix = self._path.removesuffix(self._spot["path"])
@@ -118,20 +128,22 @@ class _Put:
             first += len(theirs)
         return True
 
-    def _send(self, entry: Entry, sent_bytes: int, counter: Told) -> None:
+    def _send(self, entry: Entry, sent_bytes: int, counter: ProgressCounter) -> None:
         path, node = entry["path"], self._spot["node"]
-        same = _sent(self._client, node, self._upload, self._tree, path, sent_bytes)
+        same = _matching_pieces(self._client, node, self._upload, self._tree, path, sent_bytes)
         send_file(self._client, node, self._upload, self._tree, path, same, counter.add)
 
     def _move_to_targets(self, files: list[Entry]) -> None:
         names = [{"uploaded": entry["path"], "path": self._remote_path(entry)} for entry in files]
-        for first in range(0, len(names), PUT_AT_ONCE):
-            batch = names[first : first + PUT_AT_ONCE]
+        for first in range(0, len(names), MAX_FILES_PER_PUT):
+            batch = names[first : first + MAX_FILES_PER_PUT]
             self._client.files_put(self._job, self._spot, self._upload, batch, self._force)
         self._client.upload_discard(self._spot["node"], self._upload)
 
 
-def _sent(client: "Client", node: str, upload: str, tree: Tree, path: str, sent_bytes: int) -> set[int]:
+def _matching_pieces(
+    client: "Client", node: str, upload: str, tree: FolderTree, path: str, sent_bytes: int
+) -> set[int]:
     """Indexes of the pieces of a file that an earlier try has sent."""
     same: set[int] = set()
     first, piece_count = 0, sent_bytes // PIECE_BYTES
@@ -147,7 +159,7 @@ def send_file(
     client: "Client",
     node: str,
     upload: str,
-    tree: Tree,
+    tree: FolderTree,
     path: str,
     same: set[int],
     on_progress: Callable[[int, bool], None],
@@ -165,13 +177,15 @@ def send_file(
         hashes[offset] = digest(piece.data)
         attributes = {"size_bytes": piece.size_bytes, "modified_s": max(piece.modified_s, 0.0), "mode": piece.mode}
         end = (
-            attributes | {"whole": digest_of([hashes[at] for at in offsets if hashes[at] != NOTHING])} if last else None
+            attributes | {"whole": digest_of([hashes[at] for at in offsets if hashes[at] != EMPTY_HASH])}
+            if last
+            else None
         )
         if is_sent := last or offset // PIECE_BYTES not in same:
             client.upload_piece(node, upload, path, offset, piece.data, end)
         on_progress(len(piece.data), is_sent)
 
-    each(send, offsets[:-1])
+    run_parallel(send, offsets[:-1])
     send(offsets[-1])  # last, because it completes the file
 
 
@@ -180,18 +194,21 @@ def send_folder(client: "Client", node: str, upload: str, local: Path, progress:
     the files; any other link is refused, since the upload would be incomplete.
     """
     single = not local.is_dir()
-    tree = Tree(local.parent if single else local, follow=True)
+    tree = FolderTree(local.parent if single else local, follow=True)
     entries = [entry for entry in tree.all_entries(local.name if single else "") if entry["type"] != "folder"]
     for entry in entries:
         if entry["type"] != "file" or entry["refused"]:
             link = f"it is a link to {entry['target']}, which is not a file that can be read"
             reason = link if entry["type"] == "link" else entry["refused"] or f"it is a {entry['type']}"
             raise UserError(f"{tree.root / entry['path']} cannot be sent: {reason}", "put the file itself there")
-    counter, sent = Told(sum(entry["bytes"] for entry in entries), progress), client.upload_begin(node, upload)
+    counter, sent = (
+        ProgressCounter(sum(entry["bytes"] for entry in entries), progress),
+        client.upload_begin(node, upload),
+    )
 
     def send(entry: Entry) -> None:
-        same = _sent(client, node, upload, tree, entry["path"], sent.get(entry["path"], 0))
+        same = _matching_pieces(client, node, upload, tree, entry["path"], sent.get(entry["path"], 0))
         send_file(client, node, upload, tree, entry["path"], same, counter.add)
 
-    each_file(send, entries)
+    transfer_files(send, entries)
     return counter.transferred

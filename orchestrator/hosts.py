@@ -18,8 +18,8 @@ from orchestrator.server import daemon
 
 Progress = Callable[[str], None]
 Data = dict[str, Any]
-MOVED_S = 60.0
-TO_LEAVE = "away: it is stopped as soon as it can be reached"
+MOVE_AWAY_S = 60.0
+STOP_PENDING = "away: it is stopped as soon as it can be reached"
 
 
 def rows() -> list[Data]:
@@ -32,7 +32,7 @@ def rows() -> list[Data]:
             _row(host, _head(record, host) | {node: states.get(node, "unknown") for node in host.nodes})
             for host in hosts
         ),
-        *(_row(host, dict.fromkeys(host.nodes, TO_LEAVE)) for host in pending_stops.hosts()),
+        *(_row(host, dict.fromkeys(host.nodes, STOP_PENDING)) for host in pending_stops.hosts()),
     ]
 
 
@@ -40,7 +40,7 @@ def _head(record: FleetRecord | None, host: HostRecord) -> dict[str, str]:
     """State of the head, if it is on this host."""
     if record is None or host.name != record.head_host:
         return {}
-    return {HEAD: "ready" if head.answers(record) else "does not answer"}
+    return {HEAD: "ready" if head.is_listening(record) else "does not answer"}
 
 
 def _row(host: HostRecord, nodes: dict[str, str]) -> Data:
@@ -56,7 +56,7 @@ def _states() -> dict[str, str]:
 
 def add(pool: str, host: str, address: str, devices: int, progress: Progress) -> None:
     """Add a host to a pool. Raises NotFound for a pool without hosts, SpecError for an invalid host, else as `up`."""
-    record = _up()
+    record = _running_fleet()
     if pool not in record.pools or not record.pools[pool].get("hosts"):
         with_hosts = [name for name, spec in record.pools.items() if spec.get("hosts")]
         raise NotFound(f"fleet {record.name!r} has no pool {pool!r} with hosts", nearest(pool, with_hosts))
@@ -69,19 +69,19 @@ def remove(host: str, progress: Progress) -> None:
     """Remove a host after its attempts saved and moved, which gets at most a minute. Raises NotFound, and Conflict for
     the host of the head.
     """
-    record = _up()
+    record = _running_fleet()
     removed = next((one for one in record.hosts if host in (one.host, one.name)), None)
     if removed is None:
         raise NotFound(f"fleet {record.name!r} has no host {host!r}", nearest(host, [h.host for h in record.hosts]))
     if removed.name == record.head_host:
         remedy = "run `polyfleet down`, write another host at `head` in the fleet file, then run `polyfleet up -f FILE`"
         raise Conflict(f"host {removed.host} has the fleet's head", remedy)
-    remaining = _without(record, removed)
+    remaining = _without_host(record, removed)
     _move_away(removed, progress)
     lifecycle.change(remaining, progress)
 
 
-def _up() -> FleetRecord:
+def _running_fleet() -> FleetRecord:
     record = embedded.record()
     if record is None or not record.is_ours:
         raise FleetError("no fleet of this home is up", "run `polyfleet up -f FILE` first")
@@ -98,7 +98,7 @@ def _with_hosts(record: FleetRecord, pool: str, hosts: list[Data]) -> FleetSpec:
     return _with_pools(record, pools)
 
 
-def _without(record: FleetRecord, host: HostRecord) -> FleetSpec:
+def _without_host(record: FleetRecord, host: HostRecord) -> FleetSpec:
     """The fleet without `host`. Raises NotFound if a pool would have no host left: that would be another fleet."""
     pools = {}
     for name, pool in record.pools.items():
@@ -120,14 +120,14 @@ def _move_away(host: HostRecord, progress: Progress) -> None:
         for node in host.nodes:
             with suppress(PolyfleetError):
                 client.node_drain(node, True, f"host {host.host} is removed")
-        _wait(lambda: not _busy(client.nodes(), host.nodes))
-        embedded.forget_hosts({host.name})
+        _wait(lambda: not _has_jobs(client.nodes(), host.nodes))
+        embedded.remove_hosts({host.name})
         fleet.leave([host], progress)
         for node in host.nodes:
-            _wait(partial(_forgotten, client, node))
+            _wait(partial(_remove_node, client, node))
 
 
-def _forgotten(client: Client, node: str) -> bool:
+def _remove_node(client: Client, node: str) -> bool:
     """Remove a node from the server; return whether it is removed. The server refuses until Ray has noticed its end."""
     try:
         client.node_remove(node)
@@ -139,10 +139,10 @@ def _forgotten(client: Client, node: str) -> bool:
 
 
 def _wait(is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + MOVED_S
+    deadline = time.monotonic() + MOVE_AWAY_S
     while time.monotonic() < deadline and not is_done():
         time.sleep(0.2)
 
 
-def _busy(nodes: list[Data], names: tuple[str, ...]) -> bool:
+def _has_jobs(nodes: list[Data], names: tuple[str, ...]) -> bool:
     return any(device["allocated_to"] for node in nodes if node["node"] in names for device in node["devices"])

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from cluster import untrusted_files
 from cluster.errors import SpecError
-from orchestrator.ignore_patterns import Rules, parsed
+from orchestrator.ignore_patterns import Rules, parse_rules
 
 FILE = ".polyfleetignore"
 GIT_FILE = ".gitignore"
-MOST_LINES, MOST_GIT_LINES = 1000, 10_000
-LONGEST_LINE_BYTES = 64
+MAX_LINES, MAX_GIT_LINES = 1000, 10_000
+MAX_LINE_BYTES = 64
 """Average per line, for the limit on the file's size."""
-CREDENTIALS = parsed(
+CREDENTIALS = parse_rules(
     ".env .env.* !.env.example !.env.sample !.env.template "
     ".netrc _netrc .pgpass .pypirc .git-credentials *.pem *.p12 *.pfx "
     "id_rsa id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk "
@@ -28,7 +28,7 @@ CREDENTIALS = parsed(
 )
 
 
-class Why(Enum):
+class ExclusionReason(Enum):
     """Why a file is left out."""
 
     IGNORE_FILE = FILE
@@ -37,7 +37,7 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class IgnoreRules:
     """Rules that apply in one folder. `own`: the user's .polyfleetignore. `git`: each .gitignore with the path of its
     folder, deepest first. That path ends in a slash and is relative to the submitted folder; for a folder above, it is
     `../` and the prefix that a name gets there, e.g. `../sub/`. `in_repository`: the folder is in a git repository.
@@ -47,40 +47,40 @@ class Ignored:
     git: tuple[tuple[str, Rules], ...] = ()
     in_repository: bool = False
 
-    def exclusion_reason(self, name: str, is_folder: bool, is_link: bool = False) -> Why | None:
+    def exclusion_reason(self, name: str, is_folder: bool, is_link: bool = False) -> ExclusionReason | None:
         """Why `name`, relative to the submitted folder, is left out; None if it is sent."""
         if rule := self.own.match(name, is_folder):
-            return None if rule.is_negated else Why.IGNORE_FILE
+            return None if rule.is_negated else ExclusionReason.IGNORE_FILE
         if (rule := CREDENTIALS.match(name, is_folder)) and not rule.is_negated:
-            return Why.CREDENTIALS
+            return ExclusionReason.CREDENTIALS
         for where, rules in self.git:
-            if rule := rules.match(_seen_from(where, name), is_folder and not is_link):
-                return None if rule.is_negated else Why.GIT
+            if rule := rules.match(_relative_name(where, name), is_folder and not is_link):
+                return None if rule.is_negated else ExclusionReason.GIT
         return None
 
-    def inside(self, folder: Path, prefix: str) -> "Ignored":
+    def inside(self, folder: Path, prefix: str) -> "IgnoreRules":
         """The rules in `folder`, which is at `prefix` (`a/b/`) in the submitted folder. Raises SpecError."""
         in_repository = self.in_repository or (folder / ".git").exists()
         rules = _git_file(folder) if in_repository else Rules()
         git = ((prefix, rules), *self.git) if rules.rules else self.git
-        return Ignored(self.own, git, in_repository)
+        return IgnoreRules(self.own, git, in_repository)
 
 
-def ignored(folder: Path) -> Ignored:
+def load_rules(folder: Path) -> IgnoreRules:
     """Rules from the .polyfleetignore of the submitted folder and .gitignore of the folders above. Raises SpecError for
     a file that cannot be read.
     """
     resolved = folder.resolve()
     in_repository = any((one / ".git").exists() for one in (resolved, *resolved.parents))
-    return Ignored(_own_file(folder), tuple(_above(resolved)), in_repository)
+    return IgnoreRules(_own_file(folder), tuple(_rules_above(resolved)), in_repository)
 
 
-def _seen_from(where: str, name: str) -> str:
+def _relative_name(where: str, name: str) -> str:
     """`name` relative to the folder of a .gitignore."""
     return where.removeprefix("../") + name if where.startswith("../") else name[len(where) :]
 
 
-def _above(folder: Path) -> list[tuple[str, Rules]]:
+def _rules_above(folder: Path) -> list[tuple[str, Rules]]:
     """Rules of .gitignore in the folders above, up to the repository's root; empty outside of a repository."""
     rules_above: list[tuple[str, Rules]] = []
     current = folder
@@ -98,12 +98,12 @@ def _git_file(folder: Path) -> Rules:
     path = folder / GIT_FILE
     if path.is_symlink() or not path.is_file():
         return Rules()
-    return parsed(_lines(path, MOST_GIT_LINES).decode(errors="surrogateescape"))
+    return parse_rules(_lines(path, MAX_GIT_LINES).decode(errors="surrogateescape"))
 
 
 def _own_file(folder: Path) -> Rules:
     try:
-        return parsed(_lines(folder / FILE, MOST_LINES).decode())
+        return parse_rules(_lines(folder / FILE, MAX_LINES).decode())
     except FileNotFoundError:
         return Rules()
     except UnicodeDecodeError:
@@ -113,7 +113,7 @@ def _own_file(folder: Path) -> Rules:
 def _lines(path: Path, max_lines: int) -> bytes:
     """Content of an ignore file. Raises SpecError, FileNotFoundError."""
     try:
-        data = untrusted_files.read_bytes(path, max_lines * LONGEST_LINE_BYTES)
+        data = untrusted_files.read_bytes(path, max_lines * MAX_LINE_BYTES)
     except untrusted_files.UnreadableFile as e:
         raise SpecError("working_dir", e.message, e.remedy) from None
     if data.count(b"\n") > max_lines:

@@ -20,7 +20,7 @@ CLASSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class CharacterSet:
     """Matches a character in one of `ranges` of code points, or, if `negated`, in none of them."""
 
     ranges: tuple[tuple[str, str], ...]
@@ -30,7 +30,7 @@ class OneOf:
         return any(first <= char <= last for first, last in self.ranges) is not self.negated
 
 
-Piece = str | OneOf
+Piece = str | CharacterSet
 Part = tuple[Piece, ...] | str
 
 
@@ -55,7 +55,7 @@ class Rule:
             return subject == self.exact
         if self.suffix:
             return subject.endswith(self.suffix)
-        return _fit(self.parts, subject.split("/"), ANY_FOLDERS, _fits_name)
+        return _matches_all(self.parts, subject.split("/"), ANY_FOLDERS, _matches_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,18 @@ class Rules:
         return None
 
 
-def parsed(text: str) -> Rules:
+def parse_rules(text: str) -> Rules:
     """Parse the text of an ignore file."""
     lines = (line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n"))
-    return Rules(tuple(rule for line in lines if line and line[0] != "#" if (rule := _rule(_trimmed(line)))))
+    return Rules(tuple(rule for line in lines if line and line[0] != "#" if (rule := _rule(_strip_spaces(line)))))
 
 
-def quoted(name: str) -> str:
+def escape_name(name: str) -> str:
     """A pattern that matches only this name, relative to the folder of the pattern's file."""
     return "/" + "".join(f"\\{char}" if char in "\\*?[ " else char for char in name)
 
 
-def _trimmed(line: str) -> str:
+def _strip_spaces(line: str) -> str:
     """Remove spaces at the end of a line, except an escaped one."""
     text = line.rstrip(" ")
     slashes = len(text) - len(text.rstrip("\\"))
@@ -100,18 +100,18 @@ def _rule(line: str) -> Rule | None:
     pieces = _pieces(text.removeprefix("/"))
     if pieces is None:
         return None
-    parts = _parts(pieces) if anchored else [_within_a_name(pieces)]
+    parts = _parts(pieces) if anchored else [_without_folder_stars(pieces)]
     if parts[-1] == ANY_FOLDERS:  # everything inside, but not the folder itself
         parts.append((ANY,))
-    exact, suffix = _simple(pieces, anchored)
+    exact, suffix = _simple_pattern(pieces, anchored)
     return Rule(tuple(parts), takes_back, folders_only, anchored, exact, suffix)
 
 
-def _simple(pieces: tuple[Piece, ...], anchored: bool) -> tuple[str, str]:
+def _simple_pattern(pieces: tuple[Piece, ...], anchored: bool) -> tuple[str, str]:
     """(`exact`, `suffix`) of Rule: each "" unless the pattern is that simple."""
     starred = pieces[:1] == (ANY,) and not anchored
     rest = pieces[1:] if starred else pieces
-    if not rest or any(piece in (ANY, ONE) or isinstance(piece, OneOf) or len(piece) > 1 for piece in rest):
+    if not rest or any(piece in (ANY, ONE) or isinstance(piece, CharacterSet) or len(piece) > 1 for piece in rest):
         return "", ""
     text = "".join(map(str, rest))
     return ("", text) if starred else (text, "")
@@ -125,10 +125,10 @@ def _parts(pieces: tuple[Piece, ...]) -> list[Part]:
             names.append([])
         else:
             names[-1].append(piece)
-    return [ANY_FOLDERS if name == [ANY_FOLDERS] else _within_a_name(tuple(name)) for name in names]
+    return [ANY_FOLDERS if name == [ANY_FOLDERS] else _without_folder_stars(tuple(name)) for name in names]
 
 
-def _within_a_name(part: tuple[Piece, ...]) -> tuple[Piece, ...]:
+def _without_folder_stars(part: tuple[Piece, ...]) -> tuple[Piece, ...]:
     return tuple(ANY if piece == ANY_FOLDERS else piece for piece in part)
 
 
@@ -154,7 +154,7 @@ def _pieces(text: str) -> tuple[Piece, ...] | None:
             if at + 1 == len(text):
                 return None
             escaped = text[at + 1]
-            pieces.append(escaped if escaped not in (ANY, ONE) else OneOf(((escaped, escaped),)))
+            pieces.append(escaped if escaped not in (ANY, ONE) else CharacterSet(((escaped, escaped),)))
             at += 2
         else:
             pieces.append(char)
@@ -170,7 +170,7 @@ class _Set:
         self.ranges: list[tuple[str, str]] = []
         self.before = ""  # the first character of a range, if a `-` follows
 
-    def read(self) -> tuple[OneOf, int] | None:
+    def read(self) -> tuple[CharacterSet, int] | None:
         """The set, and the position after its end; None if it has no end."""
         negated = self._char() in ("!", "^")
         self.at += negated
@@ -180,7 +180,7 @@ class _Set:
             if not self._one():
                 return None
             self.at += 1
-        return OneOf(tuple(self.ranges), negated), self.at + 1
+        return CharacterSet(tuple(self.ranges), negated), self.at + 1
 
     def _char(self, ahead: int = 0) -> str:
         return self.text[self.at + ahead : self.at + ahead + 1]
@@ -212,15 +212,15 @@ class _Set:
         return name in CLASSES
 
 
-def _fits_name(part: Part, text: str) -> bool:
-    return _fit(part, text, ANY, _is)
+def _matches_name(part: Part, text: str) -> bool:
+    return _matches_all(part, text, ANY, _matches_character)
 
 
-def _is(piece: Piece, char: str) -> bool:
-    return piece.matches(char) if isinstance(piece, OneOf) else piece in (ONE, char)
+def _matches_character(piece: Piece, char: str) -> bool:
+    return piece.matches(char) if isinstance(piece, CharacterSet) else piece in (ONE, char)
 
 
-def _fit(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:
+def _matches_all(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:
     """Return whether the pattern matches all of `text`; `star` matches any number of its items. Quadratic at worst,
     because backtracking to the last star is enough.
     """

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import NotFound, UserError
-from cluster.folder_access import plain
-from orchestrator.core.attempts import ran
+from cluster.folder_access import normalize_path
+from orchestrator.core.attempts import previous_attempts
 from orchestrator.core.fold import Record
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.file_locations import FilePlaces, Found
+from orchestrator.runtime.file_locations import FileLocator, LocatedFiles
 
 COMMIT_S = 3600.0
 PIECE_S = 120.0
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class JobFiles:
 
     def __init__(self, agents: Agents):
         self._agents = agents
-        self._locations = FilePlaces(agents)
+        self._locations = FileLocator(agents)
 
     def page(self, record: Record, path: str, after: str) -> dict[str, Any]:
         """One page of a listing.
@@ -47,9 +47,14 @@ class JobFiles:
         storage.
         """
         job, located = record.job.id, self._find_folders(record)
-        folders = _prefixed(located)
-        page_fields = {"job": job, "running": record.live_attempt is not None, "folders": folders, "notes": _notes(located)}
-        chosen, inside = _chosen(folders, plain(path))
+        folders = _with_prefixes(located)
+        page_fields = {
+            "job": job,
+            "running": record.live_attempt is not None,
+            "folders": folders,
+            "notes": _notes(located),
+        }
+        chosen, inside = _choose_folders(folders, normalize_path(path))
         entries: list[dict[str, Any]] = []
         number, _, cursor = after.partition(" ")
         first = int(number) if number.isdigit() else 0
@@ -75,9 +80,9 @@ class JobFiles:
             entry["path"] = folder["prefix"] + entry["path"]
         return page
 
-    def _find_folders(self, record: Record) -> Found:
+    def _find_folders(self, record: Record) -> LocatedFiles:
         """Find the job's folders. Raises FleetError if the files are only on nodes that are away."""
-        located = self._locations.find(record.job.id, ran(record.attempts))
+        located = self._locations.find(record.job.id, previous_attempts(record.attempts))
         if not located.folders and located.away:
             raise self._locations.away_error(record.job.id, located.away)
         return located
@@ -85,14 +90,26 @@ class JobFiles:
     def piece(self, record: Record, spot: Spot, path: str, offset: int) -> dict[str, Any]:
         """Read one piece: {"data", "sha256", "bytes", "version", "modified_s", "mode"}."""
         reply: dict[str, Any] = self._agents.call(
-            spot.node, "file_piece", spot.path(record.job.id), plain(path), offset, spot.pool, timeout_s=PIECE_S
+            spot.node,
+            "file_piece",
+            spot.path(record.job.id),
+            normalize_path(path),
+            offset,
+            spot.pool,
+            timeout_s=PIECE_S,
         )
         return reply
 
     def hashes(self, record: Record, spot: Spot, path: str, first: int) -> dict[str, Any]:
         """Hashes of pieces: {"version", "sha256": of some pieces from index `first` on}."""
         reply: dict[str, Any] = self._agents.call(
-            spot.node, "file_hashes", spot.path(record.job.id), plain(path), first, spot.pool, timeout_s=PIECE_S
+            spot.node,
+            "file_hashes",
+            spot.path(record.job.id),
+            normalize_path(path),
+            first,
+            spot.pool,
+            timeout_s=PIECE_S,
         )
         return reply
 
@@ -101,20 +118,20 @@ class JobFiles:
 
         Raises UserError for a job that never ran: no node has a folder of it yet.
         """
-        if not any(one.started for one in ran(record.attempts)):
+        if not any(one.started for one in previous_attempts(record.attempts)):
             raise UserError(f"{record.job.id} has not run yet, so it has no folder", "put the files when it runs")
         located = self._find_folders(record)
         running = record.live_attempt is not None
         if not located.folders:
-            return self._create_folder(record) | {"path": plain(path), "running": running}
-        folders, inside = _chosen(_prefixed(located), plain(path))
+            return self._create_folder(record) | {"path": normalize_path(path), "running": running}
+        folders, inside = _choose_folders(_with_prefixes(located), normalize_path(path))
         folder = folders[0]
         node = self._writer(folder["node"], folder["pool"])
         return {"attempt": folder["attempt"], "node": node, "pool": folder["pool"], "path": inside, "running": running}
 
     def _create_folder(self, record: Record) -> dict[str, Any]:
         """Create a folder for a job that has none, on the node where it ran last."""
-        last = next(one for one in ran(record.attempts) if one.started)
+        last = next(one for one in previous_attempts(record.attempts) if one.started)
         node = self._writer(last.nodes[0], last.pool)
         self._agents.call(node, "make_files", record.job.id, last.epoch)
         return {"attempt": last.epoch, "node": node, "pool": last.pool}
@@ -128,11 +145,11 @@ class JobFiles:
 
     def put(self, record: Record, spot: Spot, upload: str, names: list[list[str]], force: bool) -> list[str]:
         """Move files of an upload to their final paths; see workers/job_files.py. Raises Conflict."""
-        if len(names) > MOST_NAMES:
+        if len(names) > MAX_NAMES:
             raise UserError(
-                f"{len(names)} files in one request; the maximum is {MOST_NAMES}", "put them in several requests"
+                f"{len(names)} files in one request; the maximum is {MAX_NAMES}", "put them in several requests"
             )
-        plain_names = [[plain(old), plain(new)] for old, new in names]
+        plain_names = [[normalize_path(old), normalize_path(new)] for old, new in names]
         running, job = record.live_attempt is not None, record.job.id
         placed: list[str] = self._agents.call(
             spot.node, "put_files", upload, plain_names, job, spot.epoch, running, force, timeout_s=COMMIT_S
@@ -158,7 +175,7 @@ class JobFiles:
         self._agents.call(node, "discard_upload", upload)
 
 
-def _prefixed(located: Found) -> list[dict[str, Any]]:
+def _with_prefixes(located: LocatedFiles) -> list[dict[str, Any]]:
     several = len(located.folders) > 1
     return [
         {"prefix": f"node-{f.node_rank}/" if several else "", "attempt": f.epoch, "node": f.node, "pool": f.pool}
@@ -166,7 +183,7 @@ def _prefixed(located: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _chosen(folders: list[dict[str, Any]], path: str) -> tuple[list[dict[str, Any]], str]:
+def _choose_folders(folders: list[dict[str, Any]], path: str) -> tuple[list[dict[str, Any]], str]:
     """Folders that may contain `path`, and the path within them. Raises NotFound for a prefix that no folder has."""
     if len(folders) < 2 or not path:
         return folders, path
@@ -180,5 +197,5 @@ def _chosen(folders: list[dict[str, Any]], path: str) -> tuple[list[dict[str, An
     return chosen, inside
 
 
-def _notes(located: Found) -> list[str]:
+def _notes(located: LocatedFiles) -> list[str]:
     return [f"files on node {name} are not shown: it is away" for name in located.away]

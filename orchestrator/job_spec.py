@@ -16,11 +16,11 @@ from cluster.errors import SpecError, UserError
 from cluster.validation_errors import validate_model
 from orchestrator import deadlines, entry_check
 from orchestrator import job_spec_fields as f
-from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.core.model import Candidate, Data, Declared, Job
+from orchestrator.checkpoint_address import is_local_path
+from orchestrator.core.model import Candidate, Data, DeclaredWork, Job
 from orchestrator.job_spec_memory import MemorySpec, Model
 from orchestrator.job_spec_parts import (
-    DATA_AT_MOST,
+    MAX_DATA,
     CandidateSpec,
     CheckpointSpec,
     DataSpec,
@@ -32,7 +32,7 @@ from orchestrator.job_spec_parts import (
 from orchestrator.resource_syntax import DeviceRequest, size_bytes
 from workers.messages import ScriptCheckpoint
 
-TASKS_OF: dict[str, tuple[str, ...]] = {
+TASKS_BY_FIELD: dict[str, tuple[str, ...]] = {
     "entry": ("prepare", "train", "benchmark"),
     "arguments": ("prepare", "train", "benchmark"),
     "precision": ("prepare", "train", "benchmark"),
@@ -78,7 +78,7 @@ class JobSpec(Model):
     """NAME: env:NAME (a variable of the server) or file:/absolute/path."""
 
     resources: ResourceSpec = Field(default_factory=cache(ResourceSpec))
-    data: Annotated[tuple[DataSpec, ...], Field(max_length=DATA_AT_MOST)] = ()
+    data: Annotated[tuple[DataSpec, ...], Field(max_length=MAX_DATA)] = ()
     """Data that the job reads: fetched before it starts, cached on its nodes, mounted read-only in its folder."""
 
     output_limit: f.Size = None
@@ -122,7 +122,7 @@ class JobSpec(Model):
     def _set_defaults(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        _refuse_misplaced(data)
+        _check_levels(data)
         task = data.get("task") or ("run" if data.get("command") and not data.get("entry") else "train")
         return {**data, "task": task, "name": data.get("name") or str(task)}
 
@@ -140,7 +140,7 @@ class JobSpec(Model):
     @property
     def argv(self) -> tuple[str, ...]:
         """Words of the job's own command; empty if it has none."""
-        return _words(self.command)
+        return _command_words(self.command)
 
     def to_job(self, job_id: str, now_s: float) -> Job:
         """Convert to the planner's Job. Candidates take the job's own values for what they do not override. Raises
@@ -167,7 +167,7 @@ class JobSpec(Model):
             weight=self.weight,
             project=self.project,
             deadline_s=deadlines.wall_s(self.deadline, now_s) if self.deadline is not None else 0.0,
-            work=self.work.parsed if self.work else Declared(),
+            work=self.work.parsed if self.work else DeclaredWork(),
         )
 
     def _candidate(self, own: CandidateSpec, request: DeviceRequest) -> Candidate:
@@ -193,7 +193,7 @@ class JobSpec(Model):
             precision=own.precision or self.precision,
             batch_size=batch_size,
             environment=self.env | own.env,
-            command=_words(own.command or self.command),
+            command=_command_words(own.command or self.command),
             launch=own.launch or self.launch or "node",
             arguments=self._script_checkpoint() or self.arguments | own.arguments,
             exclusive=self.resources.is_exclusive(own),
@@ -240,22 +240,22 @@ def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
 
 def load_job(path: Path) -> JobSpec:
     """Load the job in a YAML file and make its `working_dir` absolute. UserError and SpecError name the file."""
-    return _placed(parse_job(strict_yaml.load(_read(path), str(path), JobSpec), str(path)), path)
+    return _resolve_paths(parse_job(strict_yaml.load(_read(path), str(path), JobSpec), str(path)), path)
 
 
 def load_jobs(path: Path) -> list[JobSpec]:
     """Load the jobs in a YAML file of one or several documents, separated by `---`. Raises as `load_job`."""
     documents = strict_yaml.load_all(_read(path), str(path), JobSpec)
     if len(documents) == 1:
-        return [_placed(parse_job(documents[0], str(path)), path)]
-    return [_placed(parse_job(data, f"{path}, job {n}"), path) for n, data in enumerate(documents, 1)]
+        return [_resolve_paths(parse_job(documents[0], str(path)), path)]
+    return [_resolve_paths(parse_job(data, f"{path}, job {n}"), path) for n, data in enumerate(documents, 1)]
 
 
-def _placed(spec: JobSpec, path: Path) -> JobSpec:
+def _resolve_paths(spec: JobSpec, path: Path) -> JobSpec:
     """Resolve paths of its working folder and local data relative to the job's file."""
     spec = spec.model_copy(update={"resources": spec.resources.read(path)})
-    if any(of_this_machine(one.uri) for one in spec.data):
-        spec = spec.model_copy(update={"data": tuple(_placed_data(one, path) for one in spec.data)})
+    if any(is_local_path(one.uri) for one in spec.data):
+        spec = spec.model_copy(update={"data": tuple(_resolve_data_path(one, path) for one in spec.data)})
     if not spec.working_dir:
         if entry_check.is_in_folder(spec.entry):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
@@ -263,8 +263,8 @@ def _placed(spec: JobSpec, path: Path) -> JobSpec:
     return spec.model_copy(update={"working_dir": str(_folder(spec.working_dir, path))})
 
 
-def _placed_data(data: DataSpec, path: Path) -> DataSpec:
-    if not of_this_machine(data.uri):
+def _resolve_data_path(data: DataSpec, path: Path) -> DataSpec:
+    if not is_local_path(data.uri):
         return data
     return data.model_copy(update={"uri": str((path.parent / Path(data.uri).expanduser()).absolute())})
 
@@ -291,7 +291,7 @@ def job_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Polyfleet job"}
 
 
-def _words(command: Any) -> tuple[str, ...]:
+def _command_words(command: Any) -> tuple[str, ...]:
     """Words of a command; a command line is run by the shell."""
     return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
 
@@ -301,7 +301,7 @@ PARTS: tuple[tuple[str, type[Model]], ...] = (
 )
 
 
-def _refuse_misplaced(data: dict[str, Any]) -> None:
+def _check_levels(data: dict[str, Any]) -> None:
     """Raise SpecError that says where a key belongs if it is valid one level below, instead of "unknown key"."""
     for key in data.keys() - JobSpec.model_fields.keys():
         for name, model in PARTS:
@@ -311,12 +311,12 @@ def _refuse_misplaced(data: dict[str, Any]) -> None:
 
 def _check_fields(spec: JobSpec) -> None:
     """Check that the task reads every field that is set and that no required field is missing. Raises SpecError."""
-    for prefix, part in _places(spec):
+    for prefix, part in _parts_with_fields(spec):
         written = part.model_fields_set
-        for field, tasks in TASKS_OF.items():
+        for field, tasks in TASKS_BY_FIELD.items():
             if field in written and spec.task not in tasks and _differs(part, field):
                 message = f"applies to {', '.join(tasks)} jobs only; this is a {spec.task} job"
-                raise SpecError(f"{prefix}{field}", message, _instead(spec.task))
+                raise SpecError(f"{prefix}{field}", message, _remedy_for(spec.task))
     _check_checkpoint(spec)
     if spec.objective == "deadline" and spec.deadline is None:
         raise SpecError("deadline", "is required with objective: deadline", deadlines.FORMS)
@@ -336,7 +336,7 @@ def _check_fields(spec: JobSpec) -> None:
         )
 
 
-OF_SCRIPTS = ("path", "format")
+SCRIPT_FIELDS = ("path", "format")
 """Fields of `checkpoint` that apply to `run` jobs; the others apply to `train` jobs."""
 
 
@@ -344,7 +344,7 @@ def _check_checkpoint(spec: JobSpec) -> None:
     """Check that the task reads the fields of `checkpoint` that are set. Raises SpecError."""
     part = spec.checkpoint
     for field in part.model_fields_set:
-        task = "run" if field in OF_SCRIPTS else "train"
+        task = "run" if field in SCRIPT_FIELDS else "train"
         if spec.task != task and _differs(part, field):
             remedy = "a train job saves with ctx.checkpoint" if task == "run" else "write checkpoint: {path: ckpt.pt}"
             raise SpecError(f"checkpoint.{field}", f"applies to {task} jobs only; this is a {spec.task} job", remedy)
@@ -352,7 +352,7 @@ def _check_checkpoint(spec: JobSpec) -> None:
         raise SpecError("checkpoint.format", "is the format of checkpoint.path, which is missing", "add path")
 
 
-def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
+def _parts_with_fields(spec: JobSpec) -> Iterator[tuple[str, Model]]:
     yield "", spec
     for name in ("any_of", "ordered"):
         for index, candidate in enumerate(getattr(spec.resources, name)):
@@ -368,7 +368,7 @@ def _default(kind: type[Model], field: str) -> Any:
     return kind.model_fields[field].get_default(call_default_factory=True, validated_data={})
 
 
-def _instead(task: str) -> str:
+def _remedy_for(task: str) -> str:
     return "put it into the command or env" if task == "run" else "leave it out"
 
 

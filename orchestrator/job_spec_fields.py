@@ -7,32 +7,32 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
 
 from cluster import checkpoint_location
-from cluster.catalogue import FEATURES, feature_words, model, require_known_kind, vendors
+from cluster.catalogue import FEATURES, feature_choices, model, require_known_kind, vendors
 from cluster.catalogue.precision import FLOATS, PRECISIONS, SHORT, long_name
 from cluster.checkpoint_location import path_error
 from cluster.content_cache import SHA
 from cluster.errors import SpecError, UserError, nearest
-from cluster.folder_access import plain
+from cluster.folder_access import normalize_path
 from cluster.projects import plain_name
 from cluster.text_fields import WrittenAs
 from cluster.validation_errors import WrongValueError, prefix_field
 from orchestrator import deadlines
-from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.resource_syntax import DeviceRequest, accelerators, counted, duration_s, hang_after_s, size_bytes
+from orchestrator.checkpoint_address import is_local_path
+from orchestrator.resource_syntax import DeviceRequest, accelerators, duration_s, hang_after_s, size_bytes, with_count
 from workers.messages import CHECKPOINT_FORMATS, LAUNCHES, OWN_FOLDER
-from workers.rank_events import LARGEST_STEP
+from workers.rank_events import MAX_STEP
 
 JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY = re.compile(r"(?![/.])(?P<where>[A-Za-z0-9_./-]+?)(:(?P<function>[A-Za-z_]\w*))?", re.ASCII)
 TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9_./-]+\.json)", re.ASCII)
 SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
-MOST_SECRETS = 100
-LONGEST_VARIABLE_BYTES = 64 << 10
+MAX_SECRETS = 100
+MAX_VARIABLE_BYTES = 64 << 10
 """Linux itself allows 128 KiB."""
 DATA_FORMS = "write s3://BUCKET/PREFIX, POOL:PATH, or a path of this machine"
-OURS = ("POLYFLEET_", "RAY_")
-LONGEST_S = 7 * 86400.0
+RESERVED_PREFIXES = ("POLYFLEET_", "RAY_")
+MAX_DURATION_S = 7 * 86400.0
 
 
 def _accelerators(value: Any) -> Any:
@@ -48,13 +48,13 @@ def _memory(value: Any) -> Any:
 
 
 def _duration(value: Any) -> Any:
-    if prefix_field(duration_s, value) > LONGEST_S:
+    if prefix_field(duration_s, value) > MAX_DURATION_S:
         raise WrongValueError(f"{value} is longer than 7 days", "write a shorter time")
     return value
 
 
 def _deadline(value: Any) -> Any:
-    if value is not None and (reason := deadlines.refusal(value)):
+    if value is not None and (reason := deadlines.deadline_error(value)):
         raise WrongValueError(reason, deadlines.FORMS)
     return value
 
@@ -116,15 +116,15 @@ def variable(name: str, value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         empty = ', "" for empty text' if value is None else ""
         raise WrongValueError(f"{name} must be text or a number", f"put the value in quotes{empty}")
-    if len(value.encode("utf-8", "replace")) > LONGEST_VARIABLE_BYTES:
-        raise WrongValueError(f"{name} is longer than {LONGEST_VARIABLE_BYTES} bytes", "send large data as files")
+    if len(value.encode("utf-8", "replace")) > MAX_VARIABLE_BYTES:
+        raise WrongValueError(f"{name} is longer than {MAX_VARIABLE_BYTES} bytes", "send large data as files")
     return value
 
 
 def _check_variable_name(name: str) -> None:
     if not VARIABLE.fullmatch(name):
         raise WrongValueError(f"{name!r} cannot be an environment variable", "use letters, digits and _")
-    if name.startswith(OURS) or any(name == row.visibility for row in vendors().values()):
+    if name.startswith(RESERVED_PREFIXES) or any(name == row.visibility for row in vendors().values()):
         raise WrongValueError(f"{name} is set by Polyfleet itself", "leave it out; any other name may be set")
 
 
@@ -132,8 +132,8 @@ def _secrets(value: Any) -> Any:
     """Check references to secrets. Errors never show the written value: it may be the secret itself."""
     if not isinstance(value, dict):
         raise WrongValueError("must be a mapping of names to references", "write e.g. HF_TOKEN: env:HF_TOKEN")
-    if len(value) > MOST_SECRETS:
-        raise WrongValueError(f"has {len(value)} secrets; the maximum is {MOST_SECRETS}", "put several into one file")
+    if len(value) > MAX_SECRETS:
+        raise WrongValueError(f"has {len(value)} secrets; the maximum is {MAX_SECRETS}", "put several into one file")
     for name, reference in value.items():
         _check_variable_name(str(name))
         if not isinstance(reference, str) or not SECRET.fullmatch(reference):
@@ -155,7 +155,7 @@ def _dtype(value: str) -> str:
 
 
 def _feature(value: str) -> str:
-    if value not in (features := feature_words()):
+    if value not in (features := feature_choices()):
         raise WrongValueError(f"unknown feature {value!r}", nearest(value, features))
     return value
 
@@ -170,7 +170,7 @@ def _script_path(value: str) -> str:
     if not value:
         return value
     try:
-        path = plain(value)
+        path = normalize_path(value)
     except UserError as e:
         raise WrongValueError(e.message, "write a path in $POLYFLEET_OUTPUT_DIR, such as ckpt.pt") from None
     if not path or path.partition("/")[0].startswith(OWN_FOLDER):
@@ -202,13 +202,13 @@ def _data_uri(value: str) -> str:
     if value.startswith("file://"):
         raise WrongValueError(f"{value[:200]!r} is a file of this machine", "write its path, without file://")
     if checkpoint_location.is_uri(value):
-        _parsed(checkpoint_location.parse_uri, value)
-    elif not of_this_machine(value) and _parsed(checkpoint_location.parse_pool_path, value).path.startswith("."):
+        _parse_location(checkpoint_location.parse_uri, value)
+    elif not is_local_path(value) and _parse_location(checkpoint_location.parse_pool_path, value).path.startswith("."):
         raise WrongValueError(f"{value!r} is hidden in the pool's storage", "name a folder of a job, JOB/output/…")
     return value
 
 
-def _parsed(
+def _parse_location(
     parse: Callable[[str], checkpoint_location.CheckpointLocation], value: str
 ) -> checkpoint_location.CheckpointLocation:
     try:
@@ -241,7 +241,7 @@ def _device_kind(value: str) -> str:
 
 def _number(value: Any) -> Any:
     if value is not None:
-        prefix_field(counted, DeviceRequest(()), value)
+        prefix_field(with_count, DeviceRequest(()), value)
     return value
 
 
@@ -281,7 +281,7 @@ DeviceKind = Annotated[
 ProjectName = Annotated[str, AfterValidator(lambda name: plain_name(name) if name else name)]
 Weight = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
 Hours = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
-Steps = Annotated[StrictInt, Field(ge=1, le=LARGEST_STEP)]
+Steps = Annotated[StrictInt, Field(ge=1, le=MAX_STEP)]
 Command = Annotated[
     Any,
     WrittenAs(str | list[str]),

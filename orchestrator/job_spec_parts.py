@@ -17,10 +17,10 @@ from pydantic import (
 from cluster.validation_errors import WrongValueError, prefix_field
 from orchestrator import job_spec_fields as f
 from orchestrator import resource_syntax as written
-from orchestrator.core.model import Declared, Recovery
+from orchestrator.core.model import DeclaredWork, Recovery
 from orchestrator.core.timing import MIN_LEASE_S
 from orchestrator.job_spec_memory import Memory, MemorySpec, Model
-from orchestrator.resource_syntax import DeviceRequest, counted, duration_s, hang_after_s
+from orchestrator.resource_syntax import DeviceRequest, duration_s, hang_after_s, with_count
 
 
 class ResourceShape(Model):
@@ -86,7 +86,7 @@ class ResourceShape(Model):
         accelerators = info.data.get("accelerators")
         if count is not None and accelerators is not None:
             for request in written.accelerators(accelerators):
-                prefix_field(counted, request, count)
+                prefix_field(with_count, request, count)
         return count
 
 
@@ -152,7 +152,7 @@ class ResourceSpec(ResourceShape):
     def alternatives(self) -> Iterator[tuple[CandidateSpec, DeviceRequest]]:
         """Yield each candidate with each of its device requests: a list or mapping of accelerators has several."""
         for candidate in self.ordered or self.any_of or (_PLAIN,):
-            for request in _wanted(candidate, self):
+            for request in _device_requests(candidate, self):
                 yield candidate, request
 
 
@@ -250,7 +250,7 @@ class CheckpointSpec(Model):
     """Format of `path`: torch (torch.save, Lightning), safetensors, dcp, accelerate or trainer (auto: detected)."""
 
     replicas: Annotated[StrictInt, Field(ge=0, le=3)] = 0
-    """Copies of the newest checkpoint on other machines, in case its own is lost; kept after the job's end, too."""
+    """Copies of the newest checkpoint, the job's last one included, on other machines, in case its own is lost."""
 
 
 class DataSpec(Model):
@@ -298,11 +298,11 @@ class WorkSpec(Model):
         return self
 
     @property
-    def parsed(self) -> Declared:
-        return Declared(self.steps or 0, self.hours or 0.0, self.on or "")
+    def parsed(self) -> DeclaredWork:
+        return DeclaredWork(self.steps or 0, self.hours or 0.0, self.on or "")
 
 
-DATA_AT_MOST = 32
+MAX_DATA = 32
 
 
 def check_mounts(data: "tuple[DataSpec, ...]") -> None:
@@ -317,13 +317,13 @@ def check_mounts(data: "tuple[DataSpec, ...]") -> None:
 _PLAIN = CandidateSpec()
 
 
-def _wanted(own: CandidateSpec, base: ResourceSpec) -> tuple[DeviceRequest, ...]:
+def _device_requests(own: CandidateSpec, base: ResourceSpec) -> tuple[DeviceRequest, ...]:
     """Device requests of a candidate; its own number replaces the one inherited with the devices."""
     if own.accelerators is not None:
         requests = written.accelerators(own.accelerators)
         number = own.count if own.count is not None else base.count
-        return tuple(w if number is None or w.has_count else counted(w, number) for w in requests)
+        return tuple(w if number is None or w.has_count else with_count(w, number) for w in requests)
     requests = written.accelerators("any" if base.accelerators is None else base.accelerators)
     if own.count is not None:
-        return tuple(counted(DeviceRequest(w.kinds), own.count) for w in requests)
-    return tuple(w if base.count is None else counted(w, base.count) for w in requests)
+        return tuple(with_count(DeviceRequest(w.kinds), own.count) for w in requests)
+    return tuple(w if base.count is None else with_count(w, base.count) for w in requests)

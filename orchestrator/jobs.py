@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cluster.errors import FleetError, PolyfleetError
 from cluster.validation_errors import validate_model
 from orchestrator import file_download, file_upload, job_spec, job_spec_parts
-from orchestrator.file_transfer import listed
-from orchestrator.log_lines import joined
+from orchestrator.file_transfer import list_all_files
+from orchestrator.log_lines import join_lines
 from orchestrator.server_connection import Bytes
 from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
@@ -159,7 +159,7 @@ class JobHandle:
             lines += page["lines"]
         if page["away"] and not lines and tail != 0:
             raise FleetError("; ".join(page["away"]))
-        log = Log(LogLine(**line) for line in joined(lines))
+        log = Log(LogLine(**line) for line in join_lines(lines))
         log.away = tuple(page["away"])
         return log
 
@@ -186,7 +186,7 @@ class JobHandle:
 
     def files(self, path: str = "") -> KeyValueView:
         """Files that the job wrote to $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
-        return KeyValueView(listed(self._client, self.id, path), show_files.files)
+        return KeyValueView(list_all_files(self._client, self.id, path), show_files.files)
 
     def get(
         self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None

@@ -10,12 +10,12 @@ from cluster import embedded, paths
 from cluster.fleet_record import DamagedRecord
 from cluster.fleet_spec import (
     FleetSpec,
-    attachable,
+    check_attachable,
+    check_startable,
     default_fleet,
     demo_fleet,
     drop_unavailable_pools,
     load_fleet,
-    startable,
 )
 from cluster.hosts import fleet as hosts
 from cluster.hosts import head, pending_stops, survey
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 NODES_READY_S = 90.0
-LEAVE_S = 20.0
+LEAVE_TIMEOUT_S = 20.0
 
 
 def up(progress: Progress, file: Path | None = None, *, demo: bool = False, address: str = "") -> dict[str, Any]:
@@ -51,38 +51,38 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
 
 def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> dict[str, Any]:
     if address:
-        spec = attachable(load_fleet(file)) if file else None
-        node_groups.of_fleet(spec)  # raises for invalid groups before anything starts
+        spec = check_attachable(load_fleet(file)) if file else None
+        node_groups.groups_of_fleet(spec)  # raises for invalid groups before anything starts
         record = embedded.join_cluster(address, progress, spec)
     else:
         from workers.discovery import accelerators
 
         counts = accelerators()
-        fleet, left_out = _wanted(file, demo, list(counts))
+        fleet, left_out = _choose_fleet(file, demo, list(counts))
         for pool, reason in left_out:
             progress(f"pool {pool} is left out: {reason}")
-        record = _spread(fleet, left_out, counts, progress)
+        record = _start_on_hosts(fleet, left_out, counts, progress)
     with connect(progress=progress) as client:
-        _await_nodes(client, _expected(record), progress, grows=bool(node_groups.of_pools(record.pools)))
+        _await_nodes(client, _expected_nodes(record), progress, grows=bool(node_groups.groups_of_pools(record.pools)))
         return client.fleet()
 
 
-def _spread(
+def _start_on_hosts(
     fleet: FleetSpec, left_out: Sequence[tuple[str, str]], accelerator_counts: Mapping[str, int], progress: Progress
 ) -> Any:
     """Start the fleet on this machine, then on its hosts. All hosts are checked and prepared before anything starts."""
     host_names = {p.host.name for p in fleet.placements} | {fleet.head.host_name} - {""}
-    hosts.settle(progress, but=host_names)
-    visits = survey.accepted(fleet, survey.survey(fleet), progress) if fleet.placements else []
-    visits = survey.accepted(fleet, survey.prepare(fleet, visits, progress), progress)
-    survey.look_at_storages(fleet, visits, progress)
+    hosts.leave_pending(progress, but=host_names)
+    visits = survey.usable_hosts(fleet, survey.survey(fleet), progress) if fleet.placements else []
+    visits = survey.usable_hosts(fleet, survey.prepare(fleet, visits, progress), progress)
+    survey.check_storages(fleet, visits, progress)
     lead = next((visit for visit in visits if visit.request.leads), None)
     record = head.up(fleet, lead, progress) if lead else embedded.up(fleet, progress, left_out, accelerator_counts)
     if removed := [host for host in record.hosts if host.name not in host_names]:
         hosts.leave(removed, progress)
-        embedded.forget_hosts({host.name for host in removed})
+        embedded.remove_hosts({host.name for host in removed})
     if joining := [visit for visit in visits if visit.nodes]:
-        survey.accepted(fleet, hosts.join(joining, progress), progress)
+        survey.usable_hosts(fleet, hosts.join(joining, progress), progress)
     return embedded.record() or record
 
 
@@ -90,19 +90,21 @@ def change(fleet: FleetSpec, progress: Progress) -> None:
     """Change the running fleet to have the hosts of `fleet`."""
     record = embedded.record()
     counts = record.accelerator_counts if record is not None else {}
-    expected = _expected(_spread(fleet, record.skipped_pools if record is not None else (), counts, progress))
+    expected = _expected_nodes(
+        _start_on_hosts(fleet, record.skipped_pools if record is not None else (), counts, progress)
+    )
     with connect(progress=progress) as client:
         _await_nodes(client, expected, progress)
 
 
-def _expected(record: Any) -> set[str]:
+def _expected_nodes(record: Any) -> set[str]:
     """Names of the nodes that are expected to report."""
     return {p.node for p in record.processes if p.role == "worker"} | {n for host in record.hosts for n in host.nodes}
 
 
 def plan(file: Path) -> list[dict[str, Any]]:
     """List what `up` would do on each host of a fleet file, without changing anything. Empty without hosts."""
-    fleet, _ = _wanted(file, False, [])
+    fleet, _ = _choose_fleet(file, False, [])
     return [visit.view() for visit in survey.survey(fleet)] if fleet.placements else []
 
 
@@ -112,7 +114,7 @@ def down(progress: Progress) -> list[str]:
     In a Ray cluster that Polyfleet did not start, the server first removes its agents.
     """
     with suppress(DamagedRecord):
-        _leave(progress)
+        _leave_cluster(progress)
     server = daemon.stop_server(paths.home())
     return [*(["server"] if server else []), *_leave_hosts(progress), *embedded.down(progress)]
 
@@ -122,20 +124,19 @@ def _leave_hosts(progress: Progress) -> list[str]:
     with suppress(DamagedRecord):
         if (record := embedded.record()) is not None and record.hosts:
             hosts_by_name = {host.name: host for host in (*record.hosts, *pending_stops.hosts())}
-            last = (
-                [hosts_by_name.pop(record.head_host)] if record.head_host in hosts_by_name else []
-            )  # last, because other nodes sign off at it
+            # The host of the head is last, because nodes of the others sign off at the head.
+            last = [hosts_by_name.pop(record.head_host)] if record.head_host in hosts_by_name else []
             return hosts.leave(hosts_by_name.values(), progress) + hosts.leave(last, progress)
-    hosts.settle(progress)
+    hosts.leave_pending(progress)
     return []
 
 
-def _leave(progress: Progress) -> None:
+def _leave_cluster(progress: Progress) -> None:
     record = embedded.record()
     if record is None or record.is_ours or daemon.find_server(paths.home()) is None:
         return
     embedded.set_fleet_state("leaving")
-    deadline = time.monotonic() + LEAVE_S
+    deadline = time.monotonic() + LEAVE_TIMEOUT_S
     while (now := embedded.record()) and now.state == "leaving":
         if time.monotonic() > deadline:
             progress(f"{record.address} did not answer; Polyfleet agents may still run there")
@@ -143,10 +144,12 @@ def _leave(progress: Progress) -> None:
         time.sleep(0.05)
 
 
-def _wanted(file: Path | None, demo: bool, accelerator_names: list[str]) -> tuple[FleetSpec, list[tuple[str, str]]]:
+def _choose_fleet(
+    file: Path | None, demo: bool, accelerator_names: list[str]
+) -> tuple[FleetSpec, list[tuple[str, str]]]:
     """The fleet to start, and the pools left out of it with the reason."""
     if file is not None:
-        return drop_unavailable_pools(startable(load_fleet(file)))
+        return drop_unavailable_pools(check_startable(load_fleet(file)))
     return demo_fleet(accelerator_names) if demo else (default_fleet(accelerator_names), [])
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from cluster.errors import FleetError, PolyfleetError, UserError
 
-SWITCH = "POLYFLEET_MAX_WAITING_JOBS"
-MOST_WAITING = 1_000_000
-MOST_IN_FLIGHT = 512
+VARIABLE = "POLYFLEET_MAX_WAITING_JOBS"
+MAX_WAITING_JOBS = 1_000_000
+MAX_CONCURRENT_REQUESTS = 512
 """Requests in progress, without streams, which have a separate limit."""
-MOST_BULK = 1000
+MAX_BULK_JOBS = 1000
 
 
 class LimitExceeded(PolyfleetError):
@@ -25,7 +25,7 @@ class TooManyJobs(LimitExceeded):
     def __init__(self, waiting: int, most: int):
         super().__init__(
             f"{waiting:,} jobs are waiting; the maximum is {most:,}",
-            f"wait until some have ended, or start the server with a larger {SWITCH}",
+            f"wait until some have ended, or start the server with a larger {VARIABLE}",
         )
         self.args = (waiting, most)
 
@@ -38,7 +38,7 @@ class TooManyRequests(LimitExceeded):
 
 def max_waiting_jobs(environment: Mapping[str, str] = os.environ) -> int:
     """Maximum number of waiting jobs. Raises UserError if the setting is not a number."""
-    text = environment.get(SWITCH, "") or str(MOST_WAITING)
+    text = environment.get(VARIABLE, "") or str(MAX_WAITING_JOBS)
     if not text.isascii() or not text.isdigit():
-        raise UserError(f"{SWITCH}={text!r} is not a number of jobs", f"write a number, such as {MOST_WAITING}")
+        raise UserError(f"{VARIABLE}={text!r} is not a number of jobs", f"write a number, such as {MAX_WAITING_JOBS}")
     return int(text)

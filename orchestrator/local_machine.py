@@ -18,7 +18,7 @@ TORCH_S = 120.0  # with a cold disk or a loaded machine, importing torch and its
 
 def backends() -> list[Data]:
     """Rows of workers.selection.summary. Raises FleetError if the child process fails."""
-    return _asked("workers.selection")
+    return _run_module("workers.selection")
 
 
 def local_node() -> Data:
@@ -39,15 +39,15 @@ def local_node() -> Data:
 
 def libraries() -> list[Data]:
     """Rows of workers.libraries."""
-    return _asked("workers.libraries")
+    return _run_module("workers.libraries")
 
 
 def kernels() -> list[Data]:
     """Rows of workers.kernels: implementations of operations, by name."""
-    return _asked("workers.kernels")
+    return _run_module("workers.kernels")
 
 
-def tuned(request: Data, interpreter: str = sys.executable) -> Iterator[Data]:
+def tune(request: Data, interpreter: str = sys.executable) -> Iterator[Data]:
     """Yield measurements of workers.kernels.tuner as they are made. Raises UserError for an invalid request, FleetError
     if the child process fails.
     """
@@ -66,7 +66,7 @@ def tuned(request: Data, interpreter: str = sys.executable) -> Iterator[Data]:
             raise
         if process.wait():
             stderr.seek(0)
-            _refuse(process.returncode, stderr.read())
+            _raise_failure(process.returncode, stderr.read())
 
 
 def findings() -> list[Data]:
@@ -78,7 +78,7 @@ def findings() -> list[Data]:
     return [{"node": "", **to_plain(finding)} for finding in (*findings, *import_failures())]
 
 
-def _asked(module: str) -> list[Data]:
+def _run_module(module: str) -> list[Data]:
     child = [sys.executable, "-P", "-m", module, "--json"]
     quiet = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:
@@ -88,12 +88,12 @@ def _asked(module: str) -> list[Data]:
             f"{module} did not finish within {TORCH_S:g} s", "check whether `import torch` hangs"
         ) from None
     if done.returncode:
-        _refuse(done.returncode, done.stderr)
+        _raise_failure(done.returncode, done.stderr)
     rows: list[Data] = json.loads(done.stdout)
     return rows
 
 
-def _refuse(code: int, stderr: str) -> None:
+def _raise_failure(code: int, stderr: str) -> None:
     """Raise an error with the last line that a failed child process wrote."""
     message = (stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
     raise (UserError if code == UserError.exit_code else FleetError)(message)

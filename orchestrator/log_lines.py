@@ -7,31 +7,31 @@ from typing import Any
 
 Data = dict[str, Any]
 STREAMS = {"out": "stdout", "err": "stderr"}
-MARK = "+"
+CONTINUATION_MARK = "+"
 """Before a stream: continues the previous line; after it: the line is not complete."""
 
 
-def parsed(text: str, epoch: int, rank: int) -> Data:
+def parse_line(text: str, epoch: int, rank: int) -> Data:
     """Parse a line such as `2026-11-20T23:14:53.123456Z out hello`."""
     time, _, rest = text.partition(" ")
     marked, _, content = rest.partition(" ")
-    stream = marked.removeprefix(MARK).removesuffix(MARK)
+    stream = marked.removeprefix(CONTINUATION_MARK).removesuffix(CONTINUATION_MARK)
     line = {"time": time, "attempt": epoch, "rank": rank, "stream": STREAMS.get(stream, stream), "text": content}
-    marks = {"continues": marked.startswith(MARK), "unfinished": marked.endswith(MARK)}
+    marks = {"continues": marked.startswith(CONTINUATION_MARK), "unfinished": marked.endswith(CONTINUATION_MARK)}
     return line | {name: True for name, is_so in marks.items() if is_so}
 
 
-def source(line: Data) -> tuple[int, int, str]:
+def line_source(line: Data) -> tuple[int, int, str]:
     """Attempt, rank and stream of a line: the pieces of one line have these in common."""
     return line["attempt"], line["rank"], line["stream"]
 
 
-def joined(lines: Iterable[Data]) -> list[Data]:
+def join_lines(lines: Iterable[Data]) -> list[Data]:
     """Join the pieces of each line if its first piece is in `lines`; the line has the time of that piece."""
     result: list[Data] = []
     open_lines: dict[tuple[int, int, str], Data] = {}
     for line in lines:
-        before = open_lines.pop(source(line), None)
+        before = open_lines.pop(line_source(line), None)
         if before is not None and line.get("continues"):
             before["text"] += line["text"]
             if not line.get("unfinished"):
@@ -40,5 +40,5 @@ def joined(lines: Iterable[Data]) -> list[Data]:
             before = dict(line)
             result.append(before)
         if line.get("unfinished"):
-            open_lines[source(line)] = before
+            open_lines[line_source(line)] = before
     return result

@@ -8,27 +8,27 @@ from cluster.fleet_spec import FleetSpec, parse_fleet
 from cluster.render.shapes import Shape, environment_name, shapes
 from orchestrator.core.demand import NodeGroup
 
-NEEDED = ("cpus",)
+REQUIRED_FIELDS = ("cpus",)
 START_TIMEOUT_S = 600
 KEEP_IDLE_S = 300
 
 
-def of_fleet(fleet: FleetSpec | None) -> tuple[NodeGroup, ...]:
+def groups_of_fleet(fleet: FleetSpec | None) -> tuple[NodeGroup, ...]:
     """Groups of the fleet's pools that grow. Raises SpecError if a pool lacks a field that a group needs."""
     pools = {name: pool for name, pool in fleet.pools.items() if pool.max_nodes is not None} if fleet else {}
     if fleet is None or not pools:
         return ()
     growing = fleet.model_copy(update={"pools": pools})
-    return tuple(_group(shape) for shape in shapes(growing, NEEDED) if shape.grows)
+    return tuple(_group(shape) for shape in shapes(growing, REQUIRED_FIELDS) if shape.grows)
 
 
-def of_pools(pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
+def groups_of_pools(pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
     """Groups of the pools in a fleet's record."""
     growing = {name: pool for name, pool in pools.items() if pool.get("max_nodes") is not None}
-    return of_fleet(parse_fleet({"pools": growing})) if growing else ()
+    return groups_of_fleet(parse_fleet({"pools": growing})) if growing else ()
 
 
-class Known:
+class NodeGroupCache:
     """Cache of the groups of a record that is read repeatedly. Pools that have become invalid no longer grow."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Known:
         if pools != self._pools:
             self._pools = pools
             try:
-                self._groups = of_pools(pools)
+                self._groups = groups_of_pools(pools)
             except PolyfleetError:
                 self._groups = ()
         return self._groups

@@ -15,7 +15,7 @@ from cluster.catalogue import MODEL_NAME, aliases, backend_name, is_backend, kin
 from cluster.errors import UserError
 from orchestrator.core.fit import ANY
 
-AT_MOST = 4096
+MAX_COUNT = 4096
 """Upper end of a range such as `8+`: more devices than one node has."""
 
 COUNT = re.compile(r"(?P<low>[0-9]{1,6})(?P<more>\+|\.\.(?P<high>[0-9]{1,6}))?")
@@ -23,13 +23,13 @@ SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(
 TIME = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|s|m|h|d))+")
 TIME_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-LEAST_HANG_S = 5.0
+MIN_HANG_S = 5.0
 FORMS = "write BACKEND, BACKEND:MODEL or BACKEND:MODEL:COUNT, e.g. nvidia:H100:8, tpu:v5e:4, cpu:1, any"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node. `counted`: a number is
+    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node. `has_count`: a number is
     given.
     """
 
@@ -42,15 +42,15 @@ class DeviceRequest:
 def accelerators(value: object) -> tuple[DeviceRequest, ...]:
     """Parse alternatives, in the order written. Raises UserError with what to write instead."""
     if isinstance(value, str):
-        return (_one(value),)
+        return (_parse_accelerator(value),)
     if isinstance(value, list | tuple) and value and not any(isinstance(item, list | tuple) for item in value):
         return tuple(request for item in value for request in accelerators(item))
     if isinstance(value, Mapping) and value:
-        return tuple(counted(_one(str(name)), count) for name, count in value.items())
+        return tuple(with_count(_parse_accelerator(str(name)), count) for name, count in value.items())
     raise UserError(f"does not name a device: {str(value)[:60]!r}", FORMS)
 
 
-def counted(request: DeviceRequest, count: object) -> DeviceRequest:
+def with_count(request: DeviceRequest, count: object) -> DeviceRequest:
     """Add a number from another field to a request: 8, "8", "2..8" or "8+". UserError if it already has one."""
     if request.has_count:
         raise UserError(f"the number of {','.join(request.kinds)} is given twice", "keep one of them")
@@ -84,43 +84,43 @@ def _seconds(text: str) -> float | None:
 
 
 def hang_after_s(value: object) -> float:
-    """A duration of at least LEAST_HANG_S, -1 for `never`, 0 for "": the default rule. Raises UserError."""
+    """A duration of at least MIN_HANG_S, -1 for `never`, 0 for "": the default rule. Raises UserError."""
     if value == "":
         return 0.0
     if value == "never":
         return -1.0
     seconds = duration_s(value)
-    if seconds < LEAST_HANG_S:
-        raise UserError(f"{value} is too short", f"write at least {LEAST_HANG_S:.0f}s, or never")
+    if seconds < MIN_HANG_S:
+        raise UserError(f"{value} is too short", f"write at least {MIN_HANG_S:.0f}s, or never")
     return seconds
 
 
 @lru_cache(1024)
-def _one(text: str) -> DeviceRequest:
+def _parse_accelerator(text: str) -> DeviceRequest:
     parts = [part.strip() for part in text.split(":")]
     number = parts.pop() if len(parts) > 1 and COUNT.fullmatch(parts[-1]) else ""
     if len(parts) > 2 or not all(parts):
         raise UserError(f"{text!r} is not an accelerator", FORMS)
     kinds = _kinds(parts[0], parts[1] if len(parts) > 1 else "", text)
-    return counted(DeviceRequest(kinds), number) if number else DeviceRequest(kinds)
+    return with_count(DeviceRequest(kinds), number) if number else DeviceRequest(kinds)
 
 
 def _kinds(first: str, models: str, text: str) -> tuple[str, ...]:
     if not models and first.lower() != ANY and "," not in first:
         return _backend_or_model(first)
     if not models:
-        return (ANY,) if first.lower() == ANY else _each(first, _backend_or_model)
+        return (ANY,) if first.lower() == ANY else _parse_names(first, _backend_or_model)
     if first.lower() == ANY:
         raise UserError(f"{text!r}: `any` takes no model", FORMS)
     backend = backend_name(first)
-    return _each(models, lambda name: _of_backend(backend, name, text))
+    return _parse_names(models, lambda name: _model_kinds(backend, name, text))
 
 
-def _each(names: str, read: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+def _parse_names(names: str, read: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kind for name in names.split(",") for kind in read(name.strip())))
 
 
-def _of_backend(backend: str, name: str, text: str) -> tuple[str, ...]:
+def _model_kinds(backend: str, name: str, text: str) -> tuple[str, ...]:
     """Kinds of a model of a back end. The model need not be in the catalogue: discovery may find cards that are not."""
     if kinds := resolve_name(name, backend):
         return kinds
@@ -147,7 +147,7 @@ def _count(text: object) -> tuple[int, int]:
     if not match:
         raise UserError(f"{text!r} is not a number of devices", "write 8, 2..8 or 8+")
     low = int(match["low"])
-    high = int(match["high"]) if match["high"] else AT_MOST if match["more"] else low
-    if not 1 <= low <= high <= AT_MOST:
-        raise UserError(f"{text} is not a valid range of devices", f"write 1 to {AT_MOST}, the smaller number first")
+    high = int(match["high"]) if match["high"] else MAX_COUNT if match["more"] else low
+    if not 1 <= low <= high <= MAX_COUNT:
+        raise UserError(f"{text} is not a valid range of devices", f"write 1 to {MAX_COUNT}, the smaller number first")
     return low, high

@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 Bytes = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
 RECONNECT_S = 30.0
-RECONNECT_EVERY_S = 0.2
+RECONNECT_POLL_S = 0.2
 TRIES = 4
 """Maximum number of times that a request with a key is sent while no response arrives."""
 
@@ -103,7 +103,7 @@ class ServerConnection(Transport):
             self._progress(f"{error.message}; waiting up to {RECONNECT_S:.0f} s for the server to come back")
         deadline = time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline:
-            time.sleep(RECONNECT_EVERY_S)
+            time.sleep(RECONNECT_POLL_S)
             if (server := daemon.find_server(self._home)) is None:
                 continue
             check_version(server)

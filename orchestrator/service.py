@@ -14,7 +14,7 @@ from orchestrator.benchmark import throughput
 from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
-from orchestrator.core.messages import CancelAsked, MigrateAsked, Submitted
+from orchestrator.core.messages import CancelRequested, MigrateRequested, Submitted
 from orchestrator.core.model import Job
 from orchestrator.core.offer import growth, offers
 from orchestrator.core.states import TERMINAL
@@ -25,29 +25,29 @@ from orchestrator.job_spec import parse_job
 from orchestrator.resource_syntax import accelerators
 from orchestrator.runtime import cleanup, jobs_page, repair
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.bandwidth_limit import Pace, copy_bytes_per_s
+from orchestrator.runtime.bandwidth_limit import RateLimit, copy_bytes_per_s
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.cleanup import Housekeeping
-from orchestrator.runtime.code_archives import Packages, Unnamed
-from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.code_archives import ServerCodeArchives, UnusedArchives
+from orchestrator.runtime.controller import ControllerThread
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.exec_relay import Execs
+from orchestrator.runtime.exec_relay import ExecRelay
 from orchestrator.runtime.files_limit import FilesLimit, keep_files_bytes
-from orchestrator.runtime.fleet_ready import FleetSeen
-from orchestrator.runtime.health_snapshot import Watched
+from orchestrator.runtime.fleet_ready import FleetReadiness
+from orchestrator.runtime.health_snapshot import HealthCollector
 from orchestrator.runtime.histories import Histories
 from orchestrator.runtime.host_rejoin import RejoinThread
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.job_views import JobViews
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
-from orchestrator.runtime.kept_logs import KeptLogs
-from orchestrator.runtime.last_inventory import KnownDevices
+from orchestrator.runtime.jobs_page import JobsPage, JobsQuery
+from orchestrator.runtime.kept_logs import LogCopies
+from orchestrator.runtime.last_inventory import LastInventory
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.liveness import Pulse
-from orchestrator.runtime.log_preservation import Keeping
-from orchestrator.runtime.logs import Logs
+from orchestrator.runtime.liveness import Liveness
+from orchestrator.runtime.log_preservation import LogPreservation
+from orchestrator.runtime.logs import JobLogs
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.submissions import Submission, Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, from_one
@@ -59,7 +59,7 @@ from orchestrator.service_logs import LogVerbs
 from orchestrator.store.database_setting import open_store
 from orchestrator.store.idempotency import StoredResponse
 
-CHANGES_AT_ONCE = 1000
+MAX_CHANGES = 1000
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _kinds(text: str) -> tuple[str, ...]:
         raise SpecError("to", e.message, e.remedy) from None
 
 
-class _AbsentError(Exception):
+class _NotStoredError(Exception):
     """No request with that key is stored."""
 
 
@@ -79,23 +79,25 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def __init__(self, home: Path):
         self.store = open_store(home)
         self.jobs_table = Jobs(self.store)
-        self.packages = Packages(home / "packages")
+        self.packages = ServerCodeArchives(home / "packages")
         inbox = Inbox()
-        pulse = Pulse()
+        pulse = Liveness()
         self.agents = Agents(inbox.put, pulse.add_repair)
-        self._checkpoints = CheckpointService(self.agents, Pace(copy_bytes_per_s()), self.jobs_table.id_of)
+        self._checkpoints = CheckpointService(self.agents, RateLimit(copy_bytes_per_s()), self.jobs_table.id_of)
         self._files = JobFiles(self.agents)
         self.data = DataStore(home / "data")
         moves = DataMoves(self.agents, self._checkpoints, self.data)
         launcher = Launcher(self.agents, self.packages, self._checkpoints, moves)
-        kept_logs = KeptLogs(home / "kept-logs", self.agents)
+        kept_logs = LogCopies(home / "kept-logs", self.agents)
         self._rates = throughput.RateTable(self.store.benchmarks)
-        self._repair = RepairThread(pulse.add_repair) if repair.wanted() else None
-        log_preservation = Keeping(kept_logs, self.agents, self.jobs_table)
+        self._repair = RepairThread(pulse.add_repair) if repair.is_enabled() else None
+        log_preservation = LogPreservation(kept_logs, self.agents, self.jobs_table)
         served = (self.jobs_table, self.store, self.agents, launcher, inbox, log_preservation)
-        self.runtime = Runtime(*served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest)
-        known_devices = KnownDevices(home / "inventory.json")
-        self._fleet = FleetSeen(self.runtime, self.agents, known_devices)
+        self.runtime = ControllerThread(
+            *served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest
+        )
+        known_devices = LastInventory(home / "inventory.json")
+        self._fleet = FleetReadiness(self.runtime, self.agents, known_devices)
         self._views = JobViews(self.jobs_table, self.runtime, launcher.activity, known_devices)
         parts = (self.jobs_table, self.store, self.packages, self.data, self._checkpoints)
         self._submissions = Submissions(
@@ -107,15 +109,15 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         )
         rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], pulse.add_repair)
         self._repairs = (self._repair, rejoin) if self._repair else ()
-        self._watched = Watched(self.store, self.agents, self.runtime, self._repairs)
-        self._logs = Logs(self.agents, kept_logs)
-        self._execs = Execs(self.agents)
+        self._watched = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
+        self._logs = JobLogs(self.agents, kept_logs)
+        self._execs = ExecRelay(self.agents)
         verbs = (self.submit, self.cancel, self.packages.contents)
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
         keep_s = cleanup.keep_jobs_s()
-        forget = cleanup.forget_on(self.agents)
+        forget = cleanup.folder_remover(self.agents)
         in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self._benchmarks.code_archives)
-        unused = Unnamed(self.packages, self.agents, *in_use)
+        unused = UnusedArchives(self.packages, self.agents, *in_use)
 
         def remove_unnamed() -> None:
             self.data.remove_unused(self._data_in_use)
@@ -159,7 +161,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         return self._submissions.submit_all(jobs, key)
 
     def _cancel_damaged(self, job: str, why: str) -> None:
-        self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
+        self.runtime.post(CancelRequested(job, f"its history in the job store is damaged: {why}"))
 
     def _data_in_use(self) -> set[str]:
         return {one.sha256 for record in self.runtime.control.records.values() for one in record.job.data}
@@ -171,7 +173,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def job(self, ref: str) -> dict[str, Any]:
         return self._views.view(self.jobs_table.find(ref))
 
-    def jobs(self, query: JobsWanted) -> JobsPage:
+    def jobs(self, query: JobsQuery) -> JobsPage:
         """One page of the list, the newest last, and where the next page begins."""
         fields = query.fields or FIELDS
         records, before = jobs_page.page(self.jobs_table, query)
@@ -181,13 +183,17 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """Cancel a job; this takes precedence over its next state. A job that has ended is not changed."""
         record = self.jobs_table.find(ref)
         if record.job.state not in TERMINAL:
-            self.runtime.ask(CancelAsked(record.job.id))
+            self.runtime.ask(CancelRequested(record.job.id))
         return self.job(record.job.id)
 
     def migrate(self, ref: str, to: str) -> dict[str, Any]:
         """Move a job. `to` is a pool of the fleet, else a kind or back end. Refused while no devices are free there."""
         job = self.jobs_table.find(ref).job
-        request = MigrateAsked(job.id, pool=to) if to in self._fleet.pools() else MigrateAsked(job.id, kinds=_kinds(to))
+        request = (
+            MigrateRequested(job.id, pool=to)
+            if to in self._fleet.pools()
+            else MigrateRequested(job.id, kinds=_kinds(to))
+        )
         self.runtime.ask(request)
         return self.job(job.id)
 
@@ -197,7 +203,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """
         record, fleet = self.jobs_table.find(ref), self._fleet.snapshot()
         explanation = self._what_if(record.job, fleet, changes) if changes else self._explain(record.job, fleet)
-        missing = [reason_missing for reason_missing in (record.missed, record.missed_files) if reason_missing]
+        missing = [text for text in (record.missed, record.missed_files) if text]
         reason = self._views.waiting_reason(record) or record.reason
         if explanation["runs"] and record.attempts:
             explanation["runs"]["reason"] = record.attempts[-1].reason
@@ -207,11 +213,11 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """What the planner would do if `spec` were submitted now. Its folder need not be uploaded: measurements of it
         are looked up by `content_sha`.
         """
-        return self._explain(_as_new(spec, content_sha), self._fleet.snapshot())
+        return self._explain(_new_job(spec, content_sha), self._fleet.snapshot())
 
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
-        job, fleet = _as_new(spec, content_sha), self._fleet.snapshot()
+        job, fleet = _new_job(spec, content_sha), self._fleet.snapshot()
         result: dict[str, Any] = from_one(to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s))))
         return result
 
@@ -238,7 +244,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         `last`; events up to it may have been deleted.
         """
         self.store.wait(after, timeout_s)
-        events, last = self.store.read_with_end(after, CHANGES_AT_ONCE)
+        events, last = self.store.read_with_end(after, MAX_CHANGES)
         return {"events": [self._views.event(e) for e in events], "last": last}
 
     # -- requests with a key
@@ -249,11 +255,11 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """
 
         def absent() -> StoredResponse:
-            raise _AbsentError
+            raise _NotStoredError
 
         try:
             return self.store.idempotent(key, digest(request), absent)
-        except _AbsentError:
+        except _NotStoredError:
             return None
 
     def store_response(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
@@ -269,5 +275,5 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         return self.packages.is_stored(sha)
 
 
-def _as_new(spec: dict[str, Any], content_sha: str) -> Job:
+def _new_job(spec: dict[str, Any], content_sha: str) -> Job:
     return with_code(parse_job(spec).to_job("new", time.time()), "", content_sha)

@@ -3,13 +3,13 @@
 from typing import Any
 
 from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.runtime.fleet_ready import SUBMIT_WAIT_S, FleetSeen
+from orchestrator.runtime.fleet_ready import SUBMIT_WAIT_S, FleetReadiness
 
 
 class BenchmarkVerbs:
     """Benchmark methods of Service."""
 
-    _fleet: FleetSeen
+    _fleet: FleetReadiness
     _benchmarks: Benchmarks
 
     def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:

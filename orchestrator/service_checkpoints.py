@@ -7,13 +7,13 @@ from typing import Any
 
 from orchestrator import checkpoint_copy
 from orchestrator.checkpoints import CheckpointService, Progress
-from orchestrator.runtime.fleet_ready import FleetSeen
+from orchestrator.runtime.fleet_ready import FleetReadiness
 
 
 class CheckpointVerbs:
     """Checkpoint methods of Service."""
 
-    _fleet: FleetSeen
+    _fleet: FleetReadiness
     _checkpoints: CheckpointService
 
     def _stored_checkpoints(self) -> CheckpointService:

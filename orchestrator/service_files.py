@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.core.fold import Record
 from orchestrator.job_files import JobFiles, Spot
 from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.fleet_ready import FleetSeen
+from orchestrator.runtime.fleet_ready import FleetReadiness
 from orchestrator.runtime.jobs import Jobs
 
 
@@ -16,7 +16,7 @@ class FileVerbs:
     """File and data methods of Service."""
 
     jobs_table: Jobs
-    _fleet: FleetSeen
+    _fleet: FleetReadiness
     _files: JobFiles
     data: DataStore
 

@@ -9,13 +9,13 @@ from cluster.hosts import shared_storage
 from cluster.serialization import to_plain
 from cluster.types import Finding
 from orchestrator.checkpoints import CheckpointService
-from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
-from orchestrator.core.nodes import leased
+from orchestrator.core.messages import DrainRequested, RemoveRequested, ResumeRequested
+from orchestrator.core.nodes import allocations
 from orchestrator.core.quota import holdings
 from orchestrator.runtime.agents import NO_FLEET, Agents
-from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.fleet_ready import BRING_UP, FleetSeen
-from orchestrator.runtime.health_snapshot import Watched
+from orchestrator.runtime.controller import ControllerThread
+from orchestrator.runtime.fleet_ready import BRING_UP, FleetReadiness
+from orchestrator.runtime.health_snapshot import HealthCollector
 from orchestrator.runtime.step_batch import now
 from orchestrator.runtime.views import node_view, pool_view
 from orchestrator.store.event_store import EventStore
@@ -25,10 +25,10 @@ class FleetVerbs:
     """Fleet methods of Service."""
 
     agents: Agents
-    runtime: Runtime
+    runtime: ControllerThread
     store: EventStore
-    _fleet: FleetSeen
-    _watched: Watched
+    _fleet: FleetReadiness
+    _watched: HealthCollector
     _checkpoints: CheckpointService
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -37,22 +37,22 @@ class FleetVerbs:
         if not self.agents.items():
             self._fleet.check_served()
         state, at = self.runtime.control, now()
-        allocations = leased(state.records.values())
-        return [node_view(node, state, at.s, allocations) for _, node in sorted(state.nodes.items())]
+        allocated = allocations(state.records.values())
+        return [node_view(node, state, at.s, allocated) for _, node in sorted(state.nodes.items())]
 
     def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
         self._fleet.check_served()
-        self.runtime.ask(DrainAsked(node, reason, now))
+        self.runtime.ask(DrainRequested(node, reason, now))
         return self._node(node)
 
     def node_resume(self, node: str) -> dict[str, Any]:
         self._fleet.check_served()
-        self.runtime.ask(ResumeAsked(node))
+        self.runtime.ask(ResumeRequested(node))
         return self._node(node)
 
     def node_remove(self, node: str) -> dict[str, Any]:
         self._fleet.check_served()
-        self.runtime.ask(RemoveAsked(node))
+        self.runtime.ask(RemoveRequested(node))
         return {"node": node, "state": "removed"}
 
     def _node(self, name: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class FleetVerbs:
         if record is None:
             raise FleetError(NO_FLEET, BRING_UP)
         state, at = self.runtime.control, now()
-        allocations = leased(state.records.values())
+        allocated = allocations(state.records.values())
         pools = record.pools
         if not record.is_ours:  # the fleet file need not name all pools
             pools = {node.facts.pool: {} for node in state.nodes.values() if node.facts} | record.pools
@@ -73,7 +73,7 @@ class FleetVerbs:
             "address": record.address,
             "state": self.runtime.problem or record.state,
             "skipped_pools": [list(pair) for pair in record.skipped_pools],
-            "pools": [pool_view(name, spec, state, at.s, allocations) for name, spec in sorted(pools.items())],
+            "pools": [pool_view(name, spec, state, at.s, allocated) for name, spec in sorted(pools.items())],
             "policy": to_plain(state.policy),
             "projects": to_plain(holdings(state.projects, self.runtime.snapshot().running)),
         }

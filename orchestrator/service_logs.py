@@ -3,19 +3,19 @@
 from typing import Any
 
 from orchestrator.core.fold import Record
-from orchestrator.runtime.exec_relay import Asked, Execs
-from orchestrator.runtime.fleet_ready import FleetSeen
+from orchestrator.runtime.exec_relay import ExecRelay, ExecRequest
+from orchestrator.runtime.fleet_ready import FleetReadiness
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.logs import Logs
+from orchestrator.runtime.logs import JobLogs
 
 
 class LogVerbs:
     """Log and exec methods of Service."""
 
     jobs_table: Jobs
-    _fleet: FleetSeen
-    _logs: Logs
-    _execs: Execs
+    _fleet: FleetReadiness
+    _logs: JobLogs
+    _execs: ExecRelay
 
     def logs(
         self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
@@ -35,7 +35,7 @@ class LogVerbs:
             self._fleet.wait_until_ready()
         return record
 
-    def exec_start(self, ref: str, request: Asked) -> dict[str, Any]:
+    def exec_start(self, ref: str, request: ExecRequest) -> dict[str, Any]:
         """Run a command beside a rank of a running job: {"exec", "job", "attempt", "rank", "node"}."""
         return self._execs.start(self._find_run_job(ref), request)
 

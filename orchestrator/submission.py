@@ -7,33 +7,37 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import SpecError, UserError
 from orchestrator import code_archive, data_upload, entry_check
 from orchestrator.job_spec import JobSpec, parse_job
-from orchestrator.limits import MOST_BULK
+from orchestrator.limits import MAX_BULK_JOBS
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
 
 Data = dict[str, Any]
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def _quiet(doing: str) -> None:
     """Discard progress: the default when the caller passes no callback."""
 
 
-def submit(client: "Client", job: JobSpec | Data, key: str = "", progress: Tell = _quiet) -> Data:
+def submit(client: "Client", job: JobSpec | Data, key: str = "", progress: Progress = _quiet) -> Data:
     """Submit a job; return its view as accepted. Raises SpecError before anything is sent. One `key`, one job."""
-    (spec,) = data_upload.named([validated(job)])
-    archive_sha = _sent(client, [spec]).get(spec.working_dir, "")
+    (spec,) = data_upload.add_hashes([validate(job)])
+    archive_sha = _upload_folders(client, [spec]).get(spec.working_dir, "")
     data_upload.send(client, [spec], progress)
     return client.submit(to_dict(spec), archive_sha, key)
 
 
-def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "", progress: Tell = _quiet) -> list[str]:
+def submit_many(
+    client: "Client", jobs: Sequence[JobSpec | Data], key: str = "", progress: Progress = _quiet
+) -> list[str]:
     """Submit jobs, all or none; return their ids in order. A folder that several jobs share is sent once."""
-    if len(jobs) > MOST_BULK:
-        raise UserError(f"{len(jobs):,} jobs in one call; the maximum is {MOST_BULK:,}", "submit them in several calls")
-    specs = data_upload.named([validated(job) for job in jobs])
-    archive_shas = _sent(client, specs)
+    if len(jobs) > MAX_BULK_JOBS:
+        raise UserError(
+            f"{len(jobs):,} jobs in one call; the maximum is {MAX_BULK_JOBS:,}", "submit them in several calls"
+        )
+    specs = data_upload.add_hashes([validate(job) for job in jobs])
+    archive_shas = _upload_folders(client, specs)
     data_upload.send(client, specs, progress)
     response = client.submit_many(
         [{"spec": to_dict(spec), "code_archive": archive_shas.get(spec.working_dir, "")} for spec in specs], key
@@ -42,7 +46,7 @@ def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "",
     return [row["id"] for row in response["jobs"]]
 
 
-def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
+def _upload_folders(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
     """Pack and upload the folders that `specs` name, each once. Return the hashes of their archives by folder."""
     shas: dict[str, str] = {}
     for spec in specs:
@@ -50,7 +54,7 @@ def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
             _check_entries(spec, Path(spec.working_dir))
         elif spec.working_dir:
             with code_archive.scratch() as folder:
-                archive = _packed(client, spec, folder)
+                archive = _pack_folder(client, spec, folder)
                 client.upload(archive.sha, archive.path)
             shas[spec.working_dir] = archive.sha
     return shas
@@ -72,31 +76,31 @@ def offers(client: "Client", job: JobSpec | Data) -> Data:
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
     """The spec as `submit` would send it, and the SHA-256 of its folder's content."""
-    (spec,) = data_upload.named([validated(job)])
+    (spec,) = data_upload.add_hashes([validate(job)])
     if not spec.working_dir:
         return spec, ""
     with code_archive.scratch() as folder:
-        return spec, _packed(client, spec, folder).content_sha
+        return spec, _pack_folder(client, spec, folder).content_sha
 
 
-def validated(job: JobSpec | Data) -> JobSpec:
+def validate(job: JobSpec | Data) -> JobSpec:
     """`job` as a spec with an absolute working_dir; a relative one starts at the current folder."""
     spec = job if isinstance(job, JobSpec) else parse_job(job)
     if spec.working_dir:
-        return spec.model_copy(update={"working_dir": str(_expanded(spec.working_dir).absolute())})
+        return spec.model_copy(update={"working_dir": str(_expand_user(spec.working_dir).absolute())})
     if entry_check.is_in_folder(spec.entry):
         raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "name the folder that has it")
     return spec
 
 
-def _expanded(written: str) -> Path:
+def _expand_user(written: str) -> Path:
     try:
         return Path(written).expanduser()
     except RuntimeError as e:  # ~NAME of an unknown user
         raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
 
 
-def _packed(client: "Client", spec: JobSpec, into: Path) -> code_archive.CodeArchive:
+def _pack_folder(client: "Client", spec: JobSpec, into: Path) -> code_archive.CodeArchive:
     """Pack the job's folder, report to the user what is left out, and check the files that the job names."""
     folder = Path(spec.working_dir)
     archive = code_archive.pack(folder, spec.task, into / "package.zip")

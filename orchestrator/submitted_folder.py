@@ -10,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 
 from cluster import archive_checks
-from cluster.archive_links import Tree
+from cluster.archive_links import ArchiveTree
 from cluster.errors import SpecError, UserError
 from orchestrator import ignore_file
-from orchestrator.excluded_files import GIT, MOST_COUNTED, LeftOut, leave_out, send_as_data
+from orchestrator.excluded_files import GIT, MAX_COUNT, ExcludedFiles, data_remedy, exclude_remedy
 
 PYCACHE = "__pycache__"
 GENERATED_FOLDERS = frozenset({
@@ -22,7 +22,7 @@ GENERATED_FOLDERS = frozenset({
 })  # fmt: skip
 GENERATED_SUFFIXES = (".pyc", ".swp")
 GENERATED_FILES = frozenset({".DS_Store"})
-ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
 """Contents by which a virtual environment (PEP 405) or conda environment is recognized, whatever its name."""
 CORE_DUMP = re.compile(r"(vg)?core(\.[\w-]+)?|.*\.core")
 ELF_CORE = 4
@@ -51,7 +51,7 @@ class _Link:
 
     name: str
     path: Path
-    rules: ignore_file.Ignored
+    rules: ignore_file.IgnoreRules
     above: tuple[Path, ...]
 
 
@@ -68,15 +68,15 @@ class Walk:
     generated: list[str] = field(default_factory=list)
     special: list[tuple[str, str]] = field(default_factory=list)
 
-    def left_out(self) -> LeftOut:
+    def left_out(self) -> ExcludedFiles:
         files = 0
         for name, path in self.by_git:
-            files += _files_in(path, MOST_COUNTED - files) if name.endswith("/") else 1
+            files += _count_files(path, MAX_COUNT - files) if name.endswith("/") else 1
         names = sorted(name for name, _ in self.by_git)
         generated, special = tuple(sorted(self.generated)), tuple(sorted(self.special))
-        return LeftOut(tuple(sorted(self.credentials)), tuple(names), min(files, MOST_COUNTED), generated, special)
+        return ExcludedFiles(tuple(sorted(self.credentials)), tuple(names), min(files, MAX_COUNT), generated, special)
 
-    def entries(self, folder: Path, rules: ignore_file.Ignored) -> Iterator[Entry]:
+    def entries(self, folder: Path, rules: ignore_file.IgnoreRules) -> Iterator[Entry]:
         """Yield everything of `folder` that is sent. A link is sent as a link if the names that are sent show it to be
         safe. It is sent as a copy if it is absolute, or leads through another link or to something left out.
         """
@@ -89,7 +89,7 @@ class Walk:
                 names.append(entry.name)
                 yield entry
             targets = {link.name: str(link.path.readlink()) for link in found_links if link.name not in self.copied}
-            tree, walks, followed = Tree(names, links | targets), [], found_links.copy()
+            tree, walks, followed = ArchiveTree(names, links | targets), [], found_links.copy()
             found_links.clear()  # the walks of the next round fill it
             for link in followed:
                 if link.name in targets and not tree.link_error(link.name):
@@ -104,13 +104,13 @@ class Walk:
             yield Entry(link.name, link.path)
             return
         if link.path.resolve() in link.above:
-            raise SpecError("working_dir", f"{link.path} is a link to a folder it is in", leave_out(link.name))
+            raise SpecError("working_dir", f"{link.path} is a link to a folder it is in", exclude_remedy(link.name))
         yield from self._files(link.path, link.rules, found_links, f"{link.name}/", link.above)
 
     def _files(
         self,
         folder: Path,
-        rules: ignore_file.Ignored,
+        rules: ignore_file.IgnoreRules,
         found_links: list[_Link],
         prefix: str = "",
         above: tuple[Path, ...] = (),
@@ -119,10 +119,10 @@ class Walk:
         are appended to `found_links`. `above`: the real folders on the way, to detect cycles.
         """
         above = (*above, folder.resolve())
-        if len(above) - 1 > archive_checks.MOST_FOLDERS:
+        if len(above) - 1 > archive_checks.MAX_FOLDER_DEPTH:
             raise SpecError(
                 "working_dir",
-                f"{prefix[:60]}… is nested in more than {archive_checks.MOST_FOLDERS} folders",
+                f"{prefix[:60]}… is nested in more than {archive_checks.MAX_FOLDER_DEPTH} folders",
                 f"move it away, or write a folder above it into {ignore_file.FILE}",
             )
         rules, empty = rules.inside(folder, prefix), True
@@ -132,13 +132,13 @@ class Walk:
                 continue
             if refusal := archive_checks.name_error(name):
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
-            if type_name := _special(path):  # reached only if `!` in the user's file includes it
+            if type_name := _special_type(path):  # reached only if `!` in the user's file includes it
                 raise SpecError(
-                    "working_dir", f"{path} is a {type_name}, which has no content to send", leave_out(name)
+                    "working_dir", f"{path} is a {type_name}, which has no content to send", exclude_remedy(name)
                 )
             empty = False
             if entry.is_symlink():
-                _refuse_link_outside(path, name, self.root)
+                _check_link_inside(path, name, self.root)
                 found_links.append(_Link(name, path, rules, above))
             elif entry.is_dir():
                 yield from self._files(path, rules, found_links, f"{name}/", above)
@@ -147,7 +147,7 @@ class Walk:
         if empty and prefix:
             yield Entry(prefix, folder)
 
-    def _is_left_out(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.Ignored) -> bool:
+    def _is_left_out(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.IgnoreRules) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)
         path_shown = f"{name}/" if is_folder else name
         if (rule := rules.own.match(name, is_folder)) and not (rule.is_negated and entry.name == GIT):
@@ -155,18 +155,18 @@ class Walk:
         reason = rules.exclusion_reason(name, is_folder, entry.is_symlink())
         if _is_generated(entry, is_folder):
             self.generated.append(path_shown)
-        elif reason is ignore_file.Why.CREDENTIALS:
+        elif reason is ignore_file.ExclusionReason.CREDENTIALS:
             self.credentials.append(path_shown)
-        elif reason is ignore_file.Why.GIT:
+        elif reason is ignore_file.ExclusionReason.GIT:
             self.by_git.append((path_shown, path))
-        elif type_name := _special(path):
+        elif type_name := _special_type(path):
             self.special.append((name, type_name))
         else:
             return False
         return True
 
 
-def _files_in(folder: Path, limit: int) -> int:
+def _count_files(folder: Path, limit: int) -> int:
     """Count files below `folder`, without following links, up to about `limit`."""
     count = 0
     for _, _, names in os.walk(folder):
@@ -189,12 +189,11 @@ def _is_generated(entry: "os.DirEntry[str]", is_folder: bool) -> bool:
     """
     if entry.name == GIT:
         return True
-    if (
-        PYCACHE in Path(entry.path).parent.parts[-1:]
-    ):  # the walk is here only if the user included the folder, with its content
+    # The walk enters this folder only if the user included it, which includes its content.
+    if PYCACHE in Path(entry.path).parent.parts[-1:]:
         return False
     if is_folder:
-        return entry.name in GENERATED_FOLDERS or any(Path(entry.path, mark).exists() for mark in ENVIRONMENT_MARKS)
+        return entry.name in GENERATED_FOLDERS or any(Path(entry.path, mark).exists() for mark in ENVIRONMENT_MARKERS)
     return entry.name.endswith(GENERATED_SUFFIXES) or entry.name in GENERATED_FILES or _is_core_dump(entry)
 
 
@@ -210,7 +209,7 @@ def _is_core_dump(entry: "os.DirEntry[str]") -> bool:
     return head[:4] == b"\x7fELF" and kind == ELF_CORE
 
 
-def _special(path: Path) -> str:
+def _special_type(path: Path) -> str:
     """Type of a path that has no content to send, e.g. broken link or socket; "" for any other."""
     try:
         return SPECIAL.get(stat.S_IFMT(path.stat().st_mode), "")
@@ -230,11 +229,11 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
         raise UserError(f"{folder} cannot be read: {e.strerror}", "make it readable, or move it away") from e
 
 
-def _refuse_link_outside(path: Path, name: str, root: Path) -> None:
+def _check_link_inside(path: Path, name: str, root: Path) -> None:
     target = path.resolve(strict=True)
     if not target.is_relative_to(root):
         raise SpecError(
             "working_dir",
             f"{path} is a link to {target}, outside the folder",
-            f"{leave_out(name)}; {send_as_data(target, name)}",
+            f"{exclude_remedy(name)}; {data_remedy(target, name)}",
         )

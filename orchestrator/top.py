@@ -8,11 +8,11 @@ from orchestrator.show.units import timestamp
 
 Data = dict[str, Any]
 ON_DEVICES, WAITING = ("STARTING", "RUNNING", "SAVING"), ("RECOVERING", "PENDING")
-MOST = 200
+MAX_JOBS = 200
 """Maximum number of jobs requested of each group, those on devices and those that wait."""
 FIELDS = ("id", "state", "kind", "pool", "nodes", "submitted_at", "started_at", "resumed_step", "metrics", "reason",
           "attempts", "progress", "known_until")  # fmt: skip
-RATE_OVER_S = 30.0
+RATE_WINDOW_S = 30.0
 
 
 class DeviceNow(TypedDict):
@@ -65,7 +65,7 @@ class Now(TypedDict):
 
 
 class Rates:
-    """Steps per second of jobs over the last RATE_OVER_S."""
+    """Steps per second of jobs over the last RATE_WINDOW_S."""
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[tuple[float, int]]] = {}
@@ -79,7 +79,7 @@ class Rates:
                 if samples and step < samples[-1][1]:
                     samples.clear()
                 samples.append((now_s, step))
-                while now_s - samples[0][0] > RATE_OVER_S:
+                while now_s - samples[0][0] > RATE_WINDOW_S:
                     samples.popleft()
         self._samples = current
 

@@ -24,13 +24,13 @@ from orchestrator.server.server_record import UNIX
 
 Data = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-PATIENT = httpx.Timeout(None, connect=5.0)
-PATIENCE = 5
+NO_TIMEOUT = httpx.Timeout(None, connect=5.0)
+MAX_TRIES = 5
 """Maximum number of times that a request is sent which the server refuses because of overload."""
-LONGEST_PAUSE_S = 10.0
+MAX_PAUSE_S = 10.0
 HTTP_PORT = 80
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OURS = frozenset({os.geteuid()})
+OWN_UIDS = frozenset({os.geteuid()})
 REMEDY = "`polyfleet server status` shows whether it runs; its log is logs/server.log"
 BY_NAME = {e.__name__: e for e in (NotFound, Conflict, UserError, FleetError)}
 BY_STATUS = {404: NotFound, 409: Conflict, 429: FleetError, 503: FleetError}
@@ -63,7 +63,7 @@ class Transport:
         self._close_folder()
 
     def _open(self, url: str, token: str) -> None:
-        self.url, self._token, self._close_folder = url, token, _nothing
+        self.url, self._token, self._close_folder = url, token, _close_nothing
         uds = None
         if url.startswith(UNIX):
             uds = self._open_socket_folder(Path(url.removeprefix(UNIX)))
@@ -103,7 +103,7 @@ class Transport:
             return "" if uid in (None, os.geteuid()) else "belongs to another user"
         url = urlsplit(self.url)
         port = url.port or HTTP_PORT
-        if url.hostname in LOOPBACK and (ports.listener_uids(port) or OURS) != OURS:
+        if url.hostname in LOOPBACK and (ports.listener_uids(port) or OWN_UIDS) != OWN_UIDS:
             return "belongs to another user"
         if not server_authentication.verify_server(stream, port, self._token):
             return "is not this home's server: it did not prove that it knows the token"
@@ -130,7 +130,7 @@ class Transport:
         pause that it requests. `content` is bytes, or an open file, which a retry sends from its start.
         """
         file = content if hasattr(content := options.get("content"), "seek") else None
-        for tries_left in reversed(range(PATIENCE)):
+        for tries_left in reversed(range(MAX_TRIES)):
             response = self._send(method, path, **options)
             if response.status_code == 401 and file is None and self._reload_token():
                 response = self._send(method, path, **options)
@@ -164,7 +164,7 @@ class Transport:
         except httpx.HTTPError as e:
             raise _unreachable(self.url, e) from e
         except UnicodeEncodeError as e:
-            raise _not_text(e) from None
+            raise _encoding_error(e) from None
         except RuntimeError:
             if not self._http.is_closed:
                 raise
@@ -174,9 +174,9 @@ class Transport:
 
     def events(self, method: str, path: str, **options: Any) -> Iterator[tuple[str, Any]]:
         """Yield (event name, data) of a stream of server-sent events. An `error` event is raised. If the server is
-        overloaded, retry as `answer` does.
+        overloaded, retry as `send_request` does.
         """
-        for tries_left in reversed(range(PATIENCE)):
+        for tries_left in reversed(range(MAX_TRIES)):
             with self._stream(method, path, **options) as response:
                 if not response.is_error:
                     yield from _events_of(response)
@@ -191,14 +191,14 @@ class Transport:
     def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
         try:
             extensions = {"trace": self._check_peer}
-            with self._http.stream(method, path, timeout=PATIENT, extensions=extensions, **options) as response:
+            with self._http.stream(method, path, timeout=NO_TIMEOUT, extensions=extensions, **options) as response:
                 if response.status_code == 401 and self._reload_token():
                     raise BrokenConnection("the server was restarted in the meantime", REMEDY)
                 yield response
         except httpx.HTTPError as e:
             raise _unreachable(self.url, e) from e
         except UnicodeEncodeError as e:
-            raise _not_text(e) from None
+            raise _encoding_error(e) from None
 
 
 def _events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
@@ -225,11 +225,11 @@ def _connection(url: str, token: str, uds: str | None) -> httpx.Client:
     )
 
 
-def _nothing() -> None:
+def _close_nothing() -> None:
     """Release nothing: a TCP transport has no folder to close."""
 
 
-def _not_text(error: UnicodeEncodeError) -> UserError:
+def _encoding_error(error: UnicodeEncodeError) -> UserError:
     """Error for input with bytes that are not UTF-8: Python represents such a byte as half a surrogate pair."""
     around = error.object[max(error.start - 20, 0) : error.end + 20]
     return UserError(f"not UTF-8 text: {around!r}", "write it as UTF-8, or put binary data into a file")
@@ -268,11 +268,11 @@ def _error(body: Data, fallback: type[PolyfleetError]) -> PolyfleetError:
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Seconds after which to repeat a refused request, at most LONGEST_PAUSE_S. None: do not repeat it."""
+    """Seconds after which to repeat a refused request, at most MAX_PAUSE_S. None: do not repeat it."""
     text = response.headers.get("Retry-After", "")
     if response.status_code not in (429, 503) or not text.isascii() or not text.isdigit():
         return None
-    return min(float(text[:9]), LONGEST_PAUSE_S)
+    return min(float(text[:9]), MAX_PAUSE_S)
 
 
 def non_empty(**params: Any) -> Data:

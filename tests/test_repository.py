@@ -24,20 +24,20 @@ TELLING = {
 """Modules of the core that say what things are, and the one function `step`. All others decide."""
 TOLD_BY_DECIDING = {
     "orchestrator.core.demand.NodeGroup",
-    "orchestrator.core.suspicion.waits_for",
+    "orchestrator.core.suspicion.waiting_reason",
     "orchestrator.core.fit.ANY",
     "orchestrator.core.leaked_devices.Leak",
-    "orchestrator.core.leaked_devices.found",
+    "orchestrator.core.leaked_devices.list_leaks",
     "orchestrator.core.placement.devices_of",
     "orchestrator.core.placement.snapshot",
-    "orchestrator.core.planner.completion.LEAST",
-    "orchestrator.core.planner.completion.completed",
-    "orchestrator.core.planner.plugins.KNOWN",
+    "orchestrator.core.planner.completion.MIN_SHARED_WORKLOADS",
+    "orchestrator.core.planner.completion.estimate_rates",
+    "orchestrator.core.planner.plugins.INSTALLED",
     "orchestrator.core.planner.plugins.Plugin",
-    "orchestrator.core.planner.policies.Seen",
+    "orchestrator.core.planner.policies.PolicyInput",
     "orchestrator.core.progress.devices_of",
     "orchestrator.core.quota.holdings",
-    "orchestrator.core.progress.ran_on",
+    "orchestrator.core.progress.device_seconds_by_kind",
 }
 """What modules that decide say to whoever shows it."""
 # Without a clock, a thread, chance or a file: the same arguments give the same answer. Paths are text there.

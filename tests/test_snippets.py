@@ -16,7 +16,7 @@ from cluster import strict_yaml
 from cluster.fleet_spec import parse_fleet
 from orchestrator.cli.main import app
 from orchestrator.job_spec import load_job, parse_job
-from orchestrator.simulate.fleets import read_fleet, with_faults
+from orchestrator.simulate.fleets import add_failures, read_fleet
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 INLINE = re.compile(r"`(polyfleet [^`]+)`")
@@ -33,7 +33,7 @@ def test_a_file_is_taken_by_its_parser(block: Block, tmp_path: Path):
     elif "kinds" in data:
         assert read_fleet(str(file)).failures
     elif "nodes" in data and block.page.stem == "simulate":
-        assert with_faults(read_fleet("v100=4,t4=4"), file).failures
+        assert add_failures(read_fleet("v100=4,t4=4"), file).failures
     else:
         parse_job(data if data.keys() & {"entry", "command"} else data | {"entry": "train.py"})
 

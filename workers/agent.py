@@ -41,7 +41,7 @@ from workers.node_files import NodeFiles
 from workers.script_checkpoints import ScriptCheckpoints
 from workers.termination_notice import NoticeWatcher
 
-FACTS_EVERY_S = 10.0
+SEND_FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
 SILENT_SHARE_OF_LEASE = 1 / 3
@@ -75,7 +75,7 @@ class Agent(NodeFiles, NodeExecs):
         if mask := os.environ.get("POLYFLEET_UMASK"):  # a stricter one was set for the files that Ray itself creates
             os.umask(int(mask, 8))
         if _ray() is not None:
-            process_tree.killed_for_memory(first=False)
+            process_tree.set_oom_score(first=False)
         private_dir(self._identity.node_dir)
         self._cpus = cpus
         self._use = LiveUse()
@@ -86,7 +86,7 @@ class Agent(NodeFiles, NodeExecs):
             os.environ.get("POLYFLEET_FENCE_DIR") if is_own_fleet else None
         )  # the variable is about the node's own fleet
         shared = fences or (Path(fences_variable) if fences_variable else None)
-        self._fences = FenceReader(self._identity.fleet, shared, _stored if _ray() is not None else None)
+        self._fences = FenceReader(self._identity.fleet, shared, _read_store if _ray() is not None else None)
         folder, own, starter = (
             self._identity.node_dir / "attempts",
             self._identity,
@@ -98,7 +98,9 @@ class Agent(NodeFiles, NodeExecs):
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._facts_sent_s = float("-inf")
         self._last_contact_s = time.monotonic()
-        self._notices = NoticeWatcher(termination_notice.files(own.node_dir), self._attempts, self._send_facts_now)
+        self._notices = NoticeWatcher(
+            termination_notice.notice_paths(own.node_dir), self._attempts, self._send_facts_now
+        )
         self._notices.start()
         if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
@@ -162,7 +164,7 @@ class Agent(NodeFiles, NodeExecs):
         visible_as = {
             str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties
         }
-        interface = network_interfaces.of_this_machine(self.address())
+        interface = network_interfaces.local_interface(self.address())
         self._attempts.start(replace(parsed_order, visibility_names=visible_as), secrets, interface)
         if ScriptCheckpoint.of(parsed_order.task, parsed_order.arguments):
             self._script_checkpoints.start()
@@ -184,11 +186,11 @@ class Agent(NodeFiles, NodeExecs):
         """Renew all leases and wait for changes. Returns at once for a new phase, else within `timeout_s`.
 
         Returns {"facts": NodeFacts or None, "reports": [AttemptStatus], "attempts": [key], "unreadable_output": {key:
-        {"count", "reason"}}, "clock_s"}. `cursors` and `last_phases`, the newest that the caller has, are by key, which is
-        `job.epoch.node_rank`. "attempts" lists every attempt of this node, "unreadable_output" those whose ranks
-        wrote unreadable data. Events of ranks are collected for up to `gather_s`. So that leases hold until the next call, a call lasts
-        at most a third of the shortest lease. `clock_s` is that of this node's last reply: leases are counted from it,
-        so that a call that was late, or was held in a frozen process, does not extend any.
+        {"count", "reason"}}, "clock_s"}. `cursors` and `last_phases`, the newest that the caller has, are by key, which
+        is `job.epoch.node_rank`. "attempts" lists every attempt of this node, "unreadable_output" those whose ranks
+        wrote unreadable data. Events of ranks are collected for up to `gather_s`. So that leases hold until the next
+        call, a call lasts at most a third of the shortest lease. `clock_s` is that of this node's last reply: leases
+        are counted from it, so that a call that was late, or was held in a frozen process, does not extend any.
         """
         self._generation.check_and_record(generation)
         self._last_contact_s = time.monotonic()
@@ -207,7 +209,7 @@ class Agent(NodeFiles, NodeExecs):
         now = time.monotonic()
         if now - self._discovered_s >= DISCOVER_EVERY_S:
             threading.Thread(target=self._discover, name="discovery", daemon=True).start()
-        return self._facts() if now - self._facts_sent_s >= FACTS_EVERY_S else None
+        return self._facts() if now - self._facts_sent_s >= SEND_FACTS_EVERY_S else None
 
     def remove_shared_files(self, generation: int, job: str, epoch: int) -> None:
         """Remove the ranks' folders, keep logs and records. Called once the controller has stored the outcome."""
@@ -283,7 +285,7 @@ def _ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _stored(key: str, limit_s: float) -> bytes | None:
+def _read_store(key: str, limit_s: float) -> bytes | None:
     """Read a key of Ray's key-value store.
 
     Raises FenceUnreadable when it does not respond within `limit_s`.

@@ -13,9 +13,9 @@ from workers.interpreter import interpreter
 from workers.pool_paths import error_with_pool_paths, with_pool_paths
 from workers.pool_storage import PoolStorage
 
-FORGET_AFTER_S = 60.0
+POLL_TIMEOUT_S = 60.0
 """Time without a poll after which a tool is stopped: client or server is gone. A waiting client polls every 2 s."""
-MOST = 4
+MAX_TOOLS = 4
 
 
 class CheckpointTools:
@@ -25,7 +25,7 @@ class CheckpointTools:
     again here, since no client may name a path of the node itself. `readable` returns the storage of a pool.
     """
 
-    def __init__(self, storage: PoolStorage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
+    def __init__(self, storage: PoolStorage, pool: str, readable: Any, forget_after_s: float = POLL_TIMEOUT_S):
         self._storage, self._pool, self._readable = storage, pool, readable
         self._poll_timeout_s = forget_after_s
         self._running: dict[str, _Running] = {}
@@ -45,8 +45,8 @@ class CheckpointTools:
         }
         with self._lock:
             self._drop_unpolled()
-            if sum(not r.is_done for r in self._running.values()) >= MOST:
-                raise Conflict(f"{MOST} tools run on this node already", "wait until one has finished")
+            if sum(not r.is_done for r in self._running.values()) >= MAX_TOOLS:
+                raise Conflict(f"{MAX_TOOLS} tools run on this node already", "wait until one has finished")
             number = secrets.token_hex(8)
             self._running[number] = _Running(verb, resolved, roots, self._poll_timeout_s)
         return number

@@ -12,7 +12,7 @@ from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.pool_paths import errors_with_pool_paths
 from workers.pool_storage import PoolStorage
 
-IDLE_S = 60.0
+IDLE_TIMEOUT_S = 60.0
 """Time without a call of the sender after which a copy counts as abandoned; the next sender may set a shorter one."""
 
 
@@ -25,10 +25,10 @@ class CheckpointUploads:
     def __init__(self, storage: PoolStorage, pool: str = ""):
         self._storage = storage
         self._roots = {storage.root: pool} if pool else {}
-        self._open: dict[tuple[str, str], _Open] = {}
+        self._open: dict[tuple[str, str], _Upload] = {}
         self._lock = threading.Lock()
 
-    def begin(self, folder: str, name: str, text: bytes, idle_s: float = IDLE_S) -> "dict[str, Any]":
+    def begin(self, folder: str, name: str, text: bytes, idle_s: float = IDLE_TIMEOUT_S) -> "dict[str, Any]":
         """Begin an upload by its manifest `text`.
 
         Returns {"arrived", "missing": [[file, index]], "step", "files", "bytes"}. Raises Conflict while the checkpoint
@@ -42,8 +42,8 @@ class CheckpointUploads:
             raise UserError(f"{name[:80]!r} is not a checkpoint's name", "copy a folder step-… under its own name")
         self._close_idle((folder, name), idle_s)
         stack = ExitStack()
-        expected = _expected(text)
-        with errors_with_pool_paths(self._roots), _kept(name):
+        expected = _read_large_manifest(text)
+        with errors_with_pool_paths(self._roots), _disk_errors(name):
             receiver = stack.enter_context(
                 CheckpointReceiver(self._storage.make_folder(folder), name, text, expected=expected)
             )
@@ -54,13 +54,13 @@ class CheckpointUploads:
             stack.close()
             return summary
         try:
-            with errors_with_pool_paths(self._roots), _kept(name):
+            with errors_with_pool_paths(self._roots), _disk_errors(name):
                 summary["missing"] = [list(chunk) for chunk in receiver.missing()]
         except BaseException:
             stack.close()
             raise
         with self._lock:
-            self._open[folder, name] = _Open(receiver, stack)
+            self._open[folder, name] = _Upload(receiver, stack)
         return summary
 
     def write(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
@@ -71,13 +71,13 @@ class CheckpointUploads:
             raise UserError(
                 f"{name} has no chunk {index} of {file[:80]!r}", "send only chunks of the list of missing ones"
             )
-        with upload.lock, errors_with_pool_paths(self._roots), _kept(name):
+        with upload.lock, errors_with_pool_paths(self._roots), _disk_errors(name):
             upload.receiver.write((file, index), data)
         return len(data)
 
     def commit(self, folder: str, name: str) -> None:
         upload = self._upload(folder, name)
-        with upload.lock, errors_with_pool_paths(self._roots), _kept(name):
+        with upload.lock, errors_with_pool_paths(self._roots), _disk_errors(name):
             upload.receiver.commit()
         self.close(folder, name)
 
@@ -89,7 +89,7 @@ class CheckpointUploads:
             with upload.lock:
                 upload.stack.close()
 
-    def _upload(self, folder: str, name: str) -> "_Open":
+    def _upload(self, folder: str, name: str) -> "_Upload":
         upload = self._open.get((folder, name))
         if upload is None:
             raise NotFound(f"no copy of {name} into {folder!r} is running on this node", "start the copy again")
@@ -108,7 +108,7 @@ class CheckpointUploads:
         self.close(*key)
 
 
-class _Open:
+class _Upload:
     def __init__(self, incoming: Any, stack: ExitStack):
         self.receiver, self.stack = incoming, stack
         self.lock = threading.Lock()
@@ -116,7 +116,7 @@ class _Open:
 
 
 @contextmanager
-def _kept(name: str) -> Iterator[None]:
+def _disk_errors(name: str) -> Iterator[None]:
     """Convert errors of the disk, above all of a full one, into FleetError."""
     try:
         yield
@@ -127,19 +127,19 @@ def _kept(name: str) -> Iterator[None]:
         raise FleetError(f"{name} cannot be written to this pool's storage: {e.strerror or e}", remedy) from e
 
 
-def _expected(text: bytes) -> Any:
+def _read_large_manifest(text: bytes) -> Any:
     """Read a large manifest in a child process with resource limits; None for a small one, read here.
 
     Raises DamagedCheckpoint.
     """
-    from workers.checkpoint.format.manifest import LARGEST_BYTES, SMALL_BYTES, DamagedCheckpoint
+    from workers.checkpoint.format.manifest import MAX_INLINE_BYTES, MAX_MANIFEST_BYTES, DamagedCheckpoint
     from workers.checkpoint.tools import run_in_child
     from workers.checkpoint.transfer.expected import expected_from
 
-    if len(text) <= SMALL_BYTES:
+    if len(text) <= MAX_INLINE_BYTES:
         return None
-    if len(text) > LARGEST_BYTES:
-        raise DamagedCheckpoint(f"the manifest has {len(text)} bytes, the maximum is {LARGEST_BYTES}")
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise DamagedCheckpoint(f"the manifest has {len(text)} bytes, the maximum is {MAX_MANIFEST_BYTES}")
     with NamedTemporaryFile(prefix="polyfleet-manifest-") as file:
         file.write(text)
         file.flush()

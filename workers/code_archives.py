@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cluster import archive_unpack
-from cluster.archive_checks import LARGEST_ARCHIVE_BYTES
+from cluster.archive_checks import MAX_ARCHIVE_BYTES
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.last_used import LastUsed
 from cluster.paths import private_dir
 
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
-INCOMING = ".incoming-"
+INCOMING_PREFIX = ".incoming-"
 
 
 class NodeCodeArchives:
@@ -28,7 +28,9 @@ class NodeCodeArchives:
         self._folder, self._read = private_dir(folder), read
         self._last_used = LastUsed()
         self._lock = threading.Lock()
-        for path in self._folder.glob(f"{INCOMING}*"):  # left by an agent that was killed: the upload starts again
+        for path in self._folder.glob(
+            f"{INCOMING_PREFIX}*"
+        ):  # left by an agent that was killed: the upload starts again
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def has(self, sha: str) -> bool:
@@ -46,7 +48,7 @@ class NodeCodeArchives:
         A name is free at once, its files are deleted after that.
         """
         for sha in names:
-            removed_path = self._folder / f"{INCOMING}{sha}.gone"
+            removed_path = self._folder / f"{INCOMING_PREFIX}{sha}.gone"
             with self._last_used.remove_if_idle(sha) as idle:
                 if not idle or not self._path(sha).is_dir():
                     continue
@@ -61,7 +63,7 @@ class NodeCodeArchives:
         with self._lock:
             if self.has(sha):
                 return
-            part = self._folder / f"{INCOMING}{sha}"
+            part = self._folder / f"{INCOMING_PREFIX}{sha}"
             self._append(part, offset, data)
             if last:
                 self._commit(part, sha)
@@ -73,10 +75,10 @@ class NodeCodeArchives:
                 f"the piece starts at byte {offset}, but {arrived_bytes} bytes have arrived",
                 "send the archive again from its start",
             )
-        if offset + len(data) > LARGEST_ARCHIVE_BYTES:
+        if offset + len(data) > MAX_ARCHIVE_BYTES:
             part.unlink(missing_ok=True)
             raise UserError(
-                f"the archive is larger than {LARGEST_ARCHIVE_BYTES >> 20} MiB", "keep data outside of working_dir"
+                f"the archive is larger than {MAX_ARCHIVE_BYTES >> 20} MiB", "keep data outside of working_dir"
             )
         with part.open("ab" if offset else "wb") as f:
             f.write(data)
@@ -89,7 +91,7 @@ class NodeCodeArchives:
                 raise UserError(
                     f"the archive arrived with the SHA-256 {digest[:12]}…, not {sha[:12]}…", "send it again"
                 )
-            out = private_dir(self._folder / f"{INCOMING}{sha}.d")
+            out = private_dir(self._folder / f"{INCOMING_PREFIX}{sha}.d")
             try:
                 self._read(part, out)
                 out.replace(self._path(sha))

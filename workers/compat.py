@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from workers.device_info import DeviceInfo
     from workers.optimization_levels import OptimizationLevel
     from workers.optimizers.pass_context import PreparedModel
-    from workers.optimizers.preparation import Trained
+    from workers.optimizers.preparation import PreparedTraining
 
     Level = str | OptimizationLevel | None
     Dtype = str | torch.dtype | None
@@ -142,7 +142,7 @@ class CompatMethods:
         level: Level = None,
         sample_input: Any = None,
         inplace: bool = False,
-    ) -> Trained:
+    ) -> PreparedTraining:
         """Like `optimize_for_training`, but return the results with a report."""
         from workers.optimizers import preparation
 

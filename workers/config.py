@@ -159,7 +159,7 @@ class PolyfleetConfig(BaseSettings):
         try:
             super().__init__(**options)
         except ValidationError as e:
-            raise _explained(e) from None
+            raise _spec_error(e) from None
 
     @field_validator("backends")
     @classmethod
@@ -195,10 +195,10 @@ def open_sections() -> None:
 
 
 _REMEDY = "pass a workers.PolyfleetConfig, or a dict of its options"
-Given = PolyfleetConfig | Mapping[str, Any] | None
+ConfigLike = PolyfleetConfig | Mapping[str, Any] | None
 
 
-def config_of(config: Given) -> PolyfleetConfig:
+def config_of(config: ConfigLike) -> PolyfleetConfig:
     """Return a configuration from a PolyfleetConfig, a dict of options, or None (environment and file).
 
     Raises UserError for anything else, SpecError for an invalid option.
@@ -215,7 +215,7 @@ def config_of(config: Given) -> PolyfleetConfig:
     return PolyfleetConfig(**config)
 
 
-def section(config: "Given | VendorConfig", backend: str) -> VendorConfig:
+def section_of(config: "ConfigLike | VendorConfig", backend: str) -> VendorConfig:
     """Return the options of one back end; those of other distributions have the common ones.
 
     Raises UserError.
@@ -235,17 +235,17 @@ def compile_mode_of(config: VendorConfig) -> str:
     return config.compile_mode if isinstance(config, CompiledConfig) else "default"
 
 
-def enabled(config: "Given | VendorConfig") -> tuple[str, ...]:
+def enabled_backends(config: "ConfigLike | VendorConfig") -> tuple[str, ...]:
     """Return the back ends that may be chosen."""
     return config_of(None if isinstance(config, VendorConfig) else config).backends
 
 
-def libraries_of(config: "Given | VendorConfig") -> LibrariesConfig:
+def libraries_of(config: "ConfigLike | VendorConfig") -> LibrariesConfig:
     """Return the options of libraries; the defaults for a vendor's section, which has none."""
     return LibrariesConfig() if isinstance(config, VendorConfig) else config_of(config).libraries
 
 
-def _explained(error: ValidationError) -> SpecError:
+def _spec_error(error: ValidationError) -> SpecError:
     """Convert the first error into a SpecError; for an unknown key or value, with the nearest valid one."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]

@@ -15,8 +15,8 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from cluster.errors import SpecError, UserError, nearest
 
-PREFIX, BETWEEN = "POLYFLEET_CONFIG__", "__"
-FILE = "POLYFLEET_CONFIG_FILE"
+PREFIX, SEPARATOR = "POLYFLEET_CONFIG__", "__"
+FILE_VARIABLE = "POLYFLEET_CONFIG_FILE"
 
 
 class EnvironmentSource(PydanticBaseSettingsSource):
@@ -26,12 +26,12 @@ class EnvironmentSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for variable in sorted(filter(_ours, os.environ), key=lambda name: (name.count(BETWEEN), name)):
+        for variable in sorted(filter(_is_option, os.environ), key=lambda name: (name.count(SEPARATOR), name)):
             (*sections, option), options = self._named_by(variable)
             target = values
             for section in sections:
                 target = target.setdefault(section, {})
-            target[option] = _object(variable) if options else os.environ[variable]
+            target[option] = _parse_section(variable) if options else os.environ[variable]
         return values
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
@@ -46,10 +46,10 @@ class EnvironmentSource(PydanticBaseSettingsSource):
         if not variable.upper().startswith(PREFIX):
             suffix = variable[len(PREFIX.rstrip("_")) :].strip("_").upper() or "CPU__THREADS"
             raise SpecError(
-                variable, "is neither an option nor the name of the file", f"write {PREFIX}{suffix}, or {FILE}"
+                variable, "is neither an option nor the name of the file", f"write {PREFIX}{suffix}, or {FILE_VARIABLE}"
             )
         options: type[BaseModel] | None = self.settings_cls
-        path = variable[len(PREFIX) :].lower().split(BETWEEN)
+        path = variable[len(PREFIX) :].lower().split(SEPARATOR)
         for part in path:
             if options is None:
                 raise SpecError(variable, "an option has no options of its own", f"remove {part.upper()!r}")
@@ -73,19 +73,19 @@ def section_type(field: FieldInfo) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def file() -> Path:
+def config_file() -> Path:
     """Return the path of the configuration file; it may be missing unless POLYFLEET_CONFIG_FILE names it."""
-    path = os.environ.get(FILE)
+    path = os.environ.get(FILE_VARIABLE)
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return Path(path) if path else folder / "polyfleet" / "config.toml"
 
 
-def _ours(variable: str) -> bool:
+def _is_option(variable: str) -> bool:
     """Return whether a variable is meant as an option, also if mistyped: POLYFLEET_CONFIG_CPU__THREADS."""
-    return variable.upper().startswith(PREFIX.rstrip("_")) and variable.upper() != FILE
+    return variable.upper().startswith(PREFIX.rstrip("_")) and variable.upper() != FILE_VARIABLE
 
 
-def _object(variable: str) -> dict[str, Any]:
+def _parse_section(variable: str) -> dict[str, Any]:
     """Read a section that is JSON in one variable."""
     try:
         value = json.loads(os.environ[variable])
@@ -93,18 +93,18 @@ def _object(variable: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         message = f"a section must be a JSON object (given: {os.environ[variable]!r})"
-        raise SpecError(variable, message, f"write a JSON object, or set single options: {variable}{BETWEEN}OPTION")
+        raise SpecError(variable, message, f"write a JSON object, or set single options: {variable}{SEPARATOR}OPTION")
     return value
 
 
 def _read_file() -> dict[str, Any]:
     try:
-        return tomllib.loads(file().read_text())
+        return tomllib.loads(config_file().read_text())
     except FileNotFoundError:
-        if FILE in os.environ:
+        if FILE_VARIABLE in os.environ:
             raise UserError(
-                f"there is no file {file()}", f"{FILE} names it: create the file, or unset the variable"
+                f"there is no file {config_file()}", f"{FILE_VARIABLE} names it: create the file, or unset the variable"
             ) from None
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise UserError(f"{file()} cannot be read as TOML: {e}", "see docs/backends for its options") from None
+        raise UserError(f"{config_file()} cannot be read as TOML: {e}", "see docs/backends for its options") from None

@@ -16,7 +16,7 @@ from workers.errors import ControllerSuperseded
 from workers.message_fields import is_count
 
 LOG = logging.getLogger(__name__)
-LONGEST_BYTES = 32
+MAX_FILE_BYTES = 32
 
 
 class ControllerGeneration:
@@ -27,7 +27,7 @@ class ControllerGeneration:
         self._lock = threading.Lock()
         self._newest = self._saved = _read(path)
         with suppress(OSError):  # on a full disk only this agent remembers it, in memory
-            reserved_files.reserve_space(path, LONGEST_BYTES)
+            reserved_files.reserve_space(path, MAX_FILE_BYTES)
 
     @property
     def newest(self) -> int:
@@ -55,7 +55,7 @@ class ControllerGeneration:
             reserved_files.replace_or_use_reserve(self._path, f"{generation}\n", durable=True)
             write_durably(self._path.parent)
             self._saved = generation
-            reserved_files.reserve_space(self._path, LONGEST_BYTES)
+            reserved_files.reserve_space(self._path, MAX_FILE_BYTES)
         except OSError as e:
             LOG.error("the generation %d of the new controller cannot be saved: %s", generation, e)
 
@@ -63,6 +63,6 @@ class ControllerGeneration:
 def _read(path: Path) -> int:
     """Read the saved generation; 0 if there is none."""
     try:
-        return int(read_bytes(path, LONGEST_BYTES))
+        return int(read_bytes(path, MAX_FILE_BYTES))
     except (FileNotFoundError, UnreadableFile, ValueError):
         return 0

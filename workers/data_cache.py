@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.checkpoint_location import path_error
-from cluster.content_cache import Contents
+from cluster.content_cache import ContentCache
 from cluster.content_hash import Content
 from cluster.errors import UserError
 from workers.messages import Mount
 from workers.pool_storage import PoolStorage
 
 FOLDER = ".data"
-LIMIT = "POLYFLEET_DATA_CACHE_BYTES"
+LIMIT_VARIABLE = "POLYFLEET_DATA_CACHE_BYTES"
 UPLOADS = ".uploads"
 
 
@@ -29,9 +29,11 @@ def limit_bytes(environ: Mapping[str, str], total_bytes: int) -> int:
 
     Raises UserError.
     """
-    text = environ.get(LIMIT, "") or str(total_bytes // 2)
+    text = environ.get(LIMIT_VARIABLE, "") or str(total_bytes // 2)
     if not text.isascii() or not text.isdigit() or int(text[:20]) >= 1 << 60:
-        raise UserError(f"{LIMIT} is {text[:40]!r} on this node", "write a number of bytes, such as 500000000000")
+        raise UserError(
+            f"{LIMIT_VARIABLE} is {text[:40]!r} on this node", "write a number of bytes, such as 500000000000"
+        )
     return int(text)
 
 
@@ -40,7 +42,7 @@ class DataCache:
 
     def __init__(self, storage: Path):
         self._storage = storage
-        self._contents = Contents(storage / FOLDER)
+        self._contents = ContentCache(storage / FOLDER)
 
     def find(self, sha256: str) -> int | None:
         """Return the bytes of cached data; None if it is not in the cache."""

@@ -77,7 +77,9 @@ def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[
     from workers import backends
 
     available = backends.available()
-    disabled = tuple(name for name in available if enabled is not None and name in backends.OWN and name not in enabled)
+    disabled = tuple(
+        name for name in available if enabled is not None and name in backends.BUILTIN and name not in enabled
+    )
     return tuple(name for name in available if name not in disabled), disabled
 
 
@@ -85,7 +87,7 @@ class KernelsUnavailable(UserError):
     """A requested implementation of kernels that this environment or machine does not have."""
 
     def __init__(self, kernels: str, reason: str, remedy: str = ""):
-        super().__init__(f"kernels {kernels!r} are not available here: {reason}", remedy or KERNELS_HERE)
+        super().__init__(f"kernels {kernels!r} are not available here: {reason}", remedy or LIST_KERNELS)
         self.args = (kernels, reason, remedy)
         self.kernels, self.reason = kernels, reason
 
@@ -99,7 +101,7 @@ class KernelsFailed(PolyfleetError):
         self.kernels, self.reason = kernels, reason
 
 
-KERNELS_HERE = "run `polyfleet backends --kernels` to list the available ones"
+LIST_KERNELS = "run `polyfleet backends --kernels` to list the available ones"
 
 
 class NativeUnavailable(UserError):
@@ -137,11 +139,11 @@ class NotEnoughMemory(UserError):
 
     def __init__(self, needed_bytes: int, reasons: "tuple[str, ...]"):
         super().__init__(
-            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them free: {_listed(reasons)}",
+            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them free: {_join_reasons(reasons)}",
             "lower the batch size or the precision, or name more back ends",
         )
         self.args = (needed_bytes, reasons)
 
 
-def _listed(reasons: "tuple[str, ...]") -> str:
+def _join_reasons(reasons: "tuple[str, ...]") -> str:
     return "; ".join(reasons) or "no device was found"

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import Conflict, FleetError
-from workers.attempt.exec_commands import DOOR, LONGEST_BYTES
+from workers.attempt.exec_commands import MAX_COMMAND_BYTES, SOCKET_NAME
 from workers.attempt.folders import AttemptFolder
 
-START_S = 10.0
+START_TIMEOUT_S = 10.0
 PIECE_BYTES = 64 << 10
-MOST_BYTES = 256 << 10
+MAX_BUFFERED_BYTES = 256 << 10
 """Maximum output in one reply."""
 DRAIN_S = 1.0
 """Time to read the pipes after the command has ended; other processes that have them open are not waited for."""
@@ -36,8 +36,9 @@ STREAMS = ("stdout", "stderr")
 class Session:
     """A running command.
 
-    `line`: connection to the supervisor; `outs`: streams to read from, by descriptor; `into`: descriptor for input, -1
-    once it is closed. `given` counts the replies with output; `last` is the newest of them, in case it was lost.
+    `line`: connection to the supervisor; `outputs`: streams to read from, by descriptor; `input`: descriptor for input,
+    -1 once it is closed. `replies` counts the replies with output; `last_reply` is the newest of them, in case it was
+    lost.
     """
 
     connection: socket.socket
@@ -57,16 +58,16 @@ class Session:
     write_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def knock(folder: AttemptFolder) -> socket.socket:
+def connect(folder: AttemptFolder) -> socket.socket:
     """Connect to the attempt's supervisor. Raises Conflict, FleetError."""
     if not hasattr(socket, "SOCK_SEQPACKET") or not Path("/proc/self/fd").is_dir():
         raise Conflict("commands beside a job need Linux on its node", "run it as a job of its own")
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line.settimeout(START_S)
+    line.settimeout(START_TIMEOUT_S)
     try:
         inside = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            line.connect(f"/proc/self/fd/{inside}/{DOOR}")
+            line.connect(f"/proc/self/fd/{inside}/{SOCKET_NAME}")
         finally:
             os.close(inside)
     except OSError as e:
@@ -78,13 +79,13 @@ def knock(folder: AttemptFolder) -> socket.socket:
     return line
 
 
-def begun(line: socket.socket, request: Data, size: tuple[int, int]) -> Session:
+def open_session(line: socket.socket, request: Data, size: tuple[int, int]) -> Session:
     """Request a command and return its session. Raises Conflict, FleetError."""
-    with _streams(request["terminal"], request["input"], size) as (theirs, session):
+    with _open_streams(request["terminal"], request["input"], size) as (theirs, session):
         fields = {name: request[name] for name in ("rank", "command", "environment", "terminal")}
         try:
             socket.send_fds(line, [json.dumps(fields, ensure_ascii=False).encode()], list(theirs))
-            data = line.recv(LONGEST_BYTES)
+            data = line.recv(MAX_COMMAND_BYTES)
         except OSError as e:
             raise FleetError(f"the attempt's supervisor does not respond: {e.strerror or e}", "run it again") from None
         if not data:
@@ -97,7 +98,7 @@ def begun(line: socket.socket, request: Data, size: tuple[int, int]) -> Session:
 
 
 @contextmanager
-def _streams(
+def _open_streams(
     terminal: bool, takes_input: bool, size: tuple[int, int]
 ) -> "Iterator[tuple[tuple[int, int, int], tuple[dict[int, str], int, bool]]]":
     """Create pipes or a terminal. Yields (stdin, stdout and stderr of the command; arguments of Session).
@@ -141,8 +142,8 @@ def read(session: Session, timeout_s: float) -> Data:
     while not pieces and not _is_over(session) and (left_s := until - time.monotonic()) > 0:
         for descriptor in _ready(session, min(left_s, DRAIN_S if session.ended_s else left_s)):
             if descriptor == session.connection.fileno():
-                _hear(session)
-            elif piece := _take(session, descriptor):
+                _receive_exit_code(session)
+            elif piece := _read_stream(session, descriptor):
                 pieces.append([session.outputs[descriptor], piece])
     session.last_activity_s = time.monotonic() if pieces else session.last_activity_s
     ended = not pieces and _is_over(session)
@@ -164,11 +165,11 @@ def _ready(session: Session, timeout_s: float) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll(max(timeout_s, 0.0) * 1000)]
 
 
-def _take(session: Session, descriptor: int) -> bytes:
+def _read_stream(session: Session, descriptor: int) -> bytes:
     """Read what a stream has now; b"" at its end, where a terminal raises EIO."""
     data = bytearray()
     with suppress(BlockingIOError):
-        while len(data) < MOST_BYTES // len(STREAMS):
+        while len(data) < MAX_BUFFERED_BYTES // len(STREAMS):
             try:
                 piece = os.read(descriptor, PIECE_BYTES)
             except BlockingIOError:
@@ -177,22 +178,22 @@ def _take(session: Session, descriptor: int) -> bytes:
                 piece = b""
             if not piece:
                 if not data:
-                    _end_of(session, descriptor)
+                    _close_stream(session, descriptor)
                 break
             data += piece
     return bytes(data)
 
 
-def _end_of(session: Session, descriptor: int) -> None:
+def _close_stream(session: Session, descriptor: int) -> None:
     del session.outputs[descriptor]
     if descriptor != session.input:
         os.close(descriptor)
 
 
-def _hear(session: Session) -> None:
+def _receive_exit_code(session: Session) -> None:
     """Read the exit code, or notice that the attempt has ended and closed the connection."""
     try:
-        data = session.connection.recv(LONGEST_BYTES)
+        data = session.connection.recv(MAX_COMMAND_BYTES)
     except BlockingIOError:
         return
     except OSError:
@@ -226,7 +227,7 @@ def close_input(session: Session) -> None:
         os.close(descriptor)
 
 
-def hang_up(session: Session) -> None:
+def disconnect(session: Session) -> None:
     """Close the connection, so that the supervisor ends the command.
 
     A `read` in another thread returns then, too.
@@ -238,7 +239,7 @@ def hang_up(session: Session) -> None:
 def close(session: Session) -> None:
     session.is_closed = True
     session.reason = session.reason or "its client has disconnected"
-    hang_up(session)
+    disconnect(session)
     with session.read_lock, session.write_lock:
         close_input(session)
         for descriptor in list(session.outputs):

@@ -12,22 +12,33 @@ from uuid import uuid4
 
 from cluster.errors import FleetError, NotFound
 from workers.attempt.folders import AttemptFolder
-from workers.exec_session import Data, Session, begun, close, close_input, hang_up, knock, read, set_size, write
+from workers.exec_session import (
+    Data,
+    Session,
+    close,
+    close_input,
+    connect,
+    disconnect,
+    open_session,
+    read,
+    set_size,
+    write,
+)
 
 if TYPE_CHECKING:
     from workers.attempt.attempts import AttemptManager
     from workers.controller_generation import ControllerGeneration
 
-MOST = 8
+MAX_EXECS = 8
 """Maximum number of commands at a time on one node."""
-SILENT_S = 30.0
+CLIENT_TIMEOUT_S = 30.0
 """Time without a request after which the client counts as gone."""
-IDLE_S = 3600.0
+IDLE_TIMEOUT_S = 3600.0
 """Time without input or output after which a terminal is closed."""
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
-class Execs:
+class ExecSessions:
     """Running commands by id. Thread-safe."""
 
     def __init__(self) -> None:
@@ -42,11 +53,11 @@ class Execs:
         Raises Conflict with the supervisor's reason for a refusal, FleetError.
         """
         with self._lock:
-            if len(self._sessions) >= MOST:
-                raise FleetError(f"{MOST} commands run beside jobs of this node already", "end one of them first")
-        line = knock(folder)
+            if len(self._sessions) >= MAX_EXECS:
+                raise FleetError(f"{MAX_EXECS} commands run beside jobs of this node already", "end one of them first")
+        line = connect(folder)
         try:
-            session = begun(line, request, size)
+            session = open_session(line, request, size)
         except BaseException:
             line.close()
             raise
@@ -115,7 +126,7 @@ class Execs:
     def _close_idle(self) -> None:
         """End commands without a client, and idle terminals. Runs in a thread while there are commands."""
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_EVERY_S)
             now_s = time.monotonic()
             with self._lock:
                 sessions = list(self._sessions.items())
@@ -123,10 +134,10 @@ class Execs:
                     self._is_checking = False
                     return
             for number, session in sessions:
-                if session.terminal and now_s - session.last_activity_s > IDLE_S:
-                    session.reason = f"its terminal had no input or output for {IDLE_S / 60:.0f} minutes"
-                    hang_up(session)
-                if now_s - session.last_request_s > SILENT_S and not session.read_lock.locked():
+                if session.terminal and now_s - session.last_activity_s > IDLE_TIMEOUT_S:
+                    session.reason = f"its terminal had no input or output for {IDLE_TIMEOUT_S / 60:.0f} minutes"
+                    disconnect(session)
+                if now_s - session.last_request_s > CLIENT_TIMEOUT_S and not session.read_lock.locked():
                     self.close(number)
 
 
@@ -137,7 +148,7 @@ class NodeExecs:
     _generation: "ControllerGeneration"
 
     def __init__(self) -> None:
-        self._execs = Execs()
+        self._execs = ExecSessions()
 
     def exec_start(self, generation: int, job: str, epoch: int, request: dict[str, Any], size: tuple[int, int]) -> str:
         """Start a command and return its id.

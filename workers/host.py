@@ -16,21 +16,21 @@ from typing import Any
 
 from cluster import joined_nodes
 from cluster.errors import PolyfleetError, UserError
-from cluster.hosts.environment_setup import tell
+from cluster.hosts.environment_setup import send
 from cluster.serialization import from_plain
 from workers.discovery import accelerators
 
 
 def main(verb: str) -> None:
     if verb == "keep":
-        joined_nodes.keep()
+        joined_nodes.run_keeper()
         return
     try:
-        tell(done=VERBS[verb]())
+        send(done=VERBS[verb]())
     except PolyfleetError as e:
-        tell(error={"message": e.message, "remedy": e.remedy, "user": isinstance(e, UserError)})
+        send(error={"message": e.message, "remedy": e.remedy, "user": isinstance(e, UserError)})
     except OSError as e:
-        tell(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
+        send(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
 
 
 def _request() -> joined_nodes.Request:
@@ -38,11 +38,11 @@ def _request() -> joined_nodes.Request:
 
 
 def _progress(line: str) -> None:
-    tell(progress=line)
+    send(progress=line)
 
 
 VERBS: dict[str, Callable[[], Any]] = {
-    "lead": lambda: joined_nodes.lead(_request(), _progress),
+    "lead": lambda: joined_nodes.start_head(_request(), _progress),
     "join": lambda: joined_nodes.join(_request(), accelerators(), _progress),
     "leave": lambda: joined_nodes.leave(_progress),
 }

@@ -22,11 +22,11 @@ DISTRIBUTIONS = (
     *("triton", "torchao", "numpy", "safetensors"),
 )
 """Distributions whose versions an agent reports."""
-ANEW_S = 30.0
+REFRESH_S = 30.0
 """Age at which a description is renewed, as packages may be installed while an agent runs. Devices are checked every
 minute, and twice when an agent starts."""
 
-_told: dict[str, tuple[Interpreter, float]] = {}
+_descriptions: dict[str, tuple[Interpreter, float]] = {}
 
 
 def interpreter(environ: Mapping[str, str] | None = None) -> str:
@@ -41,27 +41,27 @@ def is_own() -> bool:
 
 def has(module: str) -> bool:
     """Return whether the interpreter has a module, one of MODULES."""
-    return find_spec(module) is not None if is_own() else module in told().modules
+    return find_spec(module) is not None if is_own() else module in describe().modules
 
 
-def told() -> Interpreter:
+def describe() -> Interpreter:
     """Return the last description of the interpreter: versions, modules, and whether it can be used."""
-    description, _ = _told.get(interpreter()) or _ask()
+    description, _ = _descriptions.get(interpreter()) or _inspect()
     return description
 
 
-def _ask() -> tuple[Interpreter, float]:
-    entry = interpreters.look(interpreter(), DISTRIBUTIONS, MODULES), time.monotonic()
-    _told[interpreter()] = entry
+def _inspect() -> tuple[Interpreter, float]:
+    entry = interpreters.inspect_interpreter(interpreter(), DISTRIBUTIONS, MODULES), time.monotonic()
+    _descriptions[interpreter()] = entry
     return entry
 
 
 def findings() -> list[Finding]:
-    """Return why ranks cannot use the interpreter, if it is not ours. Renews its description after ANEW_S."""
+    """Return why ranks cannot use the interpreter, if it is not ours. Renews its description after REFRESH_S."""
     if is_own():
         return []
-    if (entry := _told.get(interpreter())) and time.monotonic() - entry[1] > ANEW_S:
-        _ask()
-    description = told()
+    if (entry := _descriptions.get(interpreter())) and time.monotonic() - entry[1] > REFRESH_S:
+        _inspect()
+    description = describe()
     message = f"the pool's {description.path} {description.refusal}"
     return [Finding("error", "interpreter", message, description.remedy)] if description.refusal else []

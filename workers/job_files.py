@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.folder_access import Tree, digest, digest_of
+from cluster.folder_access import FolderTree, digest, digest_of
 from cluster.identity import storage_identity
 from cluster.paths import write_durably
 from workers.attempt import folder_removal
-from workers.attempt.output_folder import folder_of, size_bytes
+from workers.attempt.output_folder import output_path, size_bytes
 from workers.pool_storage import PoolStorage
 
 OUTPUT = re.compile(r"output-([0-9]{1,12})", re.ASCII)
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
 UPLOADS = ".uploads"
-UPLOAD_AGE_S = 7 * 86400
+MAX_UPLOAD_AGE_S = 7 * 86400
 """Age at which files of an interrupted upload are deleted: a week. Until then its next try continues with them."""
 
 
@@ -58,7 +58,7 @@ class JobFiles:
     def rename(self, job: str, epoch: int, to_epoch: int) -> None:
         """Let attempt `to_epoch` start with the folder of attempt `epoch`. Idempotent."""
         folder = self._storage.resolve(job)
-        old, new = folder_of(folder, epoch), folder_of(folder, to_epoch)
+        old, new = output_path(folder, epoch), output_path(folder, to_epoch)
         if new.is_dir():
             return
         try:
@@ -70,10 +70,10 @@ class JobFiles:
 
     def adopt_upload(self, upload: str, job: str, epoch: int) -> None:
         """Let attempt `epoch` start with a complete upload, by one rename. Idempotent."""
-        new = folder_of(self._storage.make_folder(job), epoch)
+        new = output_path(self._storage.make_folder(job), epoch)
         if new.is_dir():
             return
-        source = self._storage.resolve(_upload(upload))
+        source = self._storage.resolve(_upload_path(upload))
         write_durably(source)
         source.rename(new)
         write_durably(new.parent)
@@ -84,9 +84,9 @@ class JobFiles:
         `names`: [[path in the upload, path in the job's folder]]. Existing files are not replaced while the job runs,
         and files that differ only with `force`. Raises Conflict before the first file is moved.
         """
-        source, target = Tree(self._storage.root, _upload(upload)), self.tree(job, epoch)
+        source, target = FolderTree(self._storage.root, _upload_path(upload)), self.tree(job, epoch)
         pairs = [(str(old), str(new)) for old, new in names]
-        existing = [new for old, new in pairs if target.exists(new) and not _equal(source, old, target, new)]
+        existing = [new for old, new in pairs if target.exists(new) and not _are_equal(source, old, target, new)]
         if existing and running:
             message = f"{existing[0]!r} is a file of a running job, which may be using it"
             raise Conflict(message, "choose another name, or wait until the job has ended")
@@ -98,18 +98,18 @@ class JobFiles:
             self._move(source, old, target, new, over=not running)
         return [new for _, new in pairs]
 
-    def _move(self, source: Tree, old: str, target: Tree, new: str, *, over: bool) -> None:
+    def _move(self, source: FolderTree, old: str, target: FolderTree, new: str, *, over: bool) -> None:
         if source.entry(old)["type"] == "folder":
             target.make(new)
-        elif target.exists(new) and _equal(source, old, target, new):
+        elif target.exists(new) and _are_equal(source, old, target, new):
             source.remove(old)
         else:
             source.move(old, target, new, over=over)
 
-    def tree(self, job: str, epoch: int) -> Tree:
+    def tree(self, job: str, epoch: int) -> FolderTree:
         """Return the folder of an attempt. Raises NotFound if there is none."""
         folder = self._storage.resolve(f"{job}/output-{epoch}")
-        return Tree(self._storage.root, folder.relative_to(self._storage.root).as_posix())
+        return FolderTree(self._storage.root, folder.relative_to(self._storage.root).as_posix())
 
     def remove(self, job: str, epoch: int) -> None:
         """Remove folders of attempts up to `epoch`, and the job's folder if it is empty then."""
@@ -117,14 +117,14 @@ class JobFiles:
             folder = self._storage.resolve(job)
             for number in self._epochs(job):
                 if number <= epoch:
-                    folder_removal.remove(folder_of(folder, number), self._storage.make_folder(UPLOADS))
+                    folder_removal.remove(output_path(folder, number), self._storage.make_folder(UPLOADS))
             with suppress(OSError):
                 folder.rmdir()
 
     def remove_empty(self, job: str, epoch: int) -> None:
         """Remove an attempt's folder if it is empty, after the attempt has ended on all of its nodes."""
         with suppress(NotFound, UserError, OSError):
-            folder_of(self._storage.resolve(job), epoch).rmdir()
+            output_path(self._storage.resolve(job), epoch).rmdir()
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the newest folder of each job."""
@@ -141,10 +141,10 @@ class JobFiles:
         Returns sizes of files that have arrived. Removes other uploads after a week.
         """
         self._remove_old_uploads()
-        path = _upload(upload)
+        path = _upload_path(upload)
         folder = self._storage.make_folder(path)
         os.utime(folder)
-        entries = Tree(self._storage.root, path).all_entries()
+        entries = FolderTree(self._storage.root, path).all_entries()
         return {entry["path"]: entry["bytes"] for entry in entries if entry["type"] == "file"}
 
     def write(
@@ -188,26 +188,26 @@ class JobFiles:
 
     def discard(self, upload: str) -> None:
         with suppress(NotFound):
-            folder_removal.remove(self._storage.resolve(_upload(upload)))
+            folder_removal.remove(self._storage.resolve(_upload_path(upload)))
 
-    def _tree_of(self, upload: str) -> Tree:
-        self._storage.resolve(_upload(upload))
-        return Tree(self._storage.root, _upload(upload))
+    def _tree_of(self, upload: str) -> FolderTree:
+        self._storage.resolve(_upload_path(upload))
+        return FolderTree(self._storage.root, _upload_path(upload))
 
     def _remove_old_uploads(self) -> None:
         with suppress(OSError):
             for entry in list(os.scandir(self._storage.root / UPLOADS)):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > UPLOAD_AGE_S:
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > MAX_UPLOAD_AGE_S:
                     folder_removal.remove(Path(entry.path))
 
 
-def _upload(name: str) -> str:
+def _upload_path(name: str) -> str:
     if not UPLOAD.fullmatch(name):
         raise UserError(f"{name[:80]!r} is not an upload's id", "use 8 to 64 of 0-9, a-z and -")
     return f"{UPLOADS}/{name}"
 
 
-def _equal(source: Tree, old: str, target: Tree, new: str) -> bool:
+def _are_equal(source: FolderTree, old: str, target: FolderTree, new: str) -> bool:
     """Return whether both are equal files or links, or both are folders."""
     one, other = source.entry(old), target.entry(new)
     if one["type"] != other["type"] or one["type"] == "folder":

@@ -8,7 +8,7 @@ from typing import Any
 from cluster.errors import UserError
 from cluster.paths import home, private_dir
 
-MOST_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 
 
 def path(name: str) -> Path:
@@ -21,8 +21,8 @@ def add(name: str, line: dict[str, Any]) -> bool:
         private_dir(path(name).parent)
         with path(name).open("a") as file:
             file.write(json.dumps(line) + "\n")
-        if path(name).stat().st_size > MOST_BYTES:
-            _forget_older_half(path(name))
+        if path(name).stat().st_size > MAX_FILE_BYTES:
+            _drop_older_half(path(name))
     except (OSError, UserError):
         return False
     return True
@@ -45,7 +45,7 @@ def lines(name: str) -> list[dict[str, Any]]:
     return values
 
 
-def _forget_older_half(file: Path) -> None:
+def _drop_older_half(file: Path) -> None:
     all_lines = file.read_text(errors="replace").splitlines(keepends=True)
     temporary = file.with_suffix(f".{os.getpid()}")
     temporary.write_text("".join(all_lines[len(all_lines) // 2 :]))

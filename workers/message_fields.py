@@ -4,12 +4,12 @@ import math
 from collections.abc import Collection
 from typing import Any, TypeGuard
 
-from cluster.untrusted_files import LARGEST_INTEGER
+from cluster.untrusted_files import MAX_INTEGER
 
-LONGEST_TEXT = 64 << 10
-LARGEST_COUNT = 2**53
+MAX_TEXT_LENGTH = 64 << 10
+MAX_COUNT = 2**53
 """Largest integer that is exact in JavaScript; far below the limits of the store."""
-_NONE = object()
+_REQUIRED = object()
 
 
 class InvalidMessage(ValueError):
@@ -33,29 +33,29 @@ class Fields:
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._data.get(name, default)
-        if value is _NONE:
+        if value is _REQUIRED:
             raise InvalidMessage(f"has no `{name}`")
         return value
 
-    def text(self, name: str, default: Any = _NONE, *, maximum: int = LONGEST_TEXT, minimum: int = 0) -> str:
+    def text(self, name: str, default: Any = _REQUIRED, *, maximum: int = MAX_TEXT_LENGTH, minimum: int = 0) -> str:
         value = self._get(name, default)
         if not is_text(value) or not minimum <= len(value) <= maximum:
             raise InvalidMessage(f"has a `{name}` that is not text of {minimum} to {maximum} characters")
         return value
 
-    def choice(self, name: str, choices: Collection[str], default: Any = _NONE) -> str:
+    def choice(self, name: str, choices: Collection[str], default: Any = _REQUIRED) -> str:
         value = self._get(name, default)
         if not isinstance(value, str) or value not in choices:
             raise InvalidMessage(f"has the {name} {str(value)[:40]!r}, which is none of {', '.join(choices)}")
         return value
 
-    def count(self, name: str, default: Any = _NONE, *, minimum: int = 0, maximum: int = LARGEST_COUNT) -> int:
+    def count(self, name: str, default: Any = _REQUIRED, *, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
         value = self._get(name, default)
         if not is_count(value, minimum, maximum):
             raise InvalidMessage(f"has no `{name}` that is a whole number from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str, default: Any = _NONE, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
+    def number(self, name: str, default: Any = _REQUIRED, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
         value = self._get(name, default)
         if not is_number(value) or not minimum <= value <= maximum:
             raise InvalidMessage(
@@ -63,25 +63,25 @@ class Fields:
             )
         return value
 
-    def flag(self, name: str, default: Any = _NONE) -> bool:
+    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise InvalidMessage(f"has no `{name}` that is true or false")
         return value
 
-    def sequence(self, name: str, default: Any = _NONE) -> tuple[Any, ...]:
+    def sequence(self, name: str, default: Any = _REQUIRED) -> tuple[Any, ...]:
         value = self._get(name, default)
         if not isinstance(value, list | tuple):
             raise InvalidMessage(f"has no `{name}` that is a list")
         return tuple(value)
 
-    def object(self, name: str, default: Any = _NONE) -> dict[str, Any]:
+    def object(self, name: str, default: Any = _REQUIRED) -> dict[str, Any]:
         value = self._get(name, default)
         if not isinstance(value, dict) or not all(is_text(key) for key in value):
             raise InvalidMessage(f"has no `{name}` that is an object")
         return value
 
-    def texts(self, name: str, default: Any = _NONE) -> dict[str, str]:
+    def texts(self, name: str, default: Any = _REQUIRED) -> dict[str, str]:
         """An object whose values are text."""
         value = self.object(name, default)
         if not all(is_text(text) for text in value.values()):
@@ -95,11 +95,11 @@ class Fields:
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Return whether a value is a finite number, and not a boolean."""
     if type(value) is int:
-        return abs(value) <= LARGEST_INTEGER
+        return abs(value) <= MAX_INTEGER
     return type(value) is float and math.isfinite(value)
 
 
-def is_count(value: Any, minimum: int = 0, maximum: int = LARGEST_COUNT) -> TypeGuard[int]:
+def is_count(value: Any, minimum: int = 0, maximum: int = MAX_COUNT) -> TypeGuard[int]:
     return type(value) is int and minimum <= value <= maximum
 
 

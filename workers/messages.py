@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from cluster.checkpoint_location import path_error
-from workers.message_fields import LONGEST_TEXT, Fields, InvalidMessage, is_count, is_text
+from workers.message_fields import MAX_TEXT_LENGTH, Fields, InvalidMessage, is_count, is_text
 from workers.rank_events import RankEvent
 
 __all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
@@ -40,10 +40,10 @@ FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch"
 node's disk was full, or the job's checkpoints are damaged, so that it cannot resume. `nan`: the loss was NaN or
 infinite. `hang`: the ranks made no progress.
 """
-LONGEST_JOB = 128
-MOST_RANKS = 1 << 20
-LONGEST_LEASE_S = 86_400.0
-LATEST_S = 1e12
+MAX_JOB_ID_LENGTH = 128
+MAX_RANKS = 1 << 20
+MAX_LEASE_S = 86_400.0
+MAX_TIME_S = 1e12
 
 
 Part = tuple[str, int, int]
@@ -53,10 +53,10 @@ Part = tuple[str, int, int]
 Mount = tuple[str, str, str]
 """SHA-256 of data (cluster/content_cache.py), its path in the job's folder, and, for a single file, its name below that
 path ("" if the path is the file's own)."""
-MOST_DATA = 32
+MAX_DATA_SOURCES = 32
 
 
-def _shallow(message: Any) -> dict[str, Any]:
+def _fields_of(message: Any) -> dict[str, Any]:
     return {f.name: getattr(message, f.name) for f in fields(message)}
 
 
@@ -68,8 +68,8 @@ class Order:
     command with `launch` ranks; else one rank per node. Ranks of `train` see one allocated device, others all of them.
     `launch` is used for commands only. `visibility_names`: values of the visibility variable for devices that it does
     not name by their index. `arguments`: the task's own JSON (see workers/tasks; for a command its ScriptCheckpoint, if
-    any). `code_archive`: SHA-256 of the code archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
-    workers/attempt/hang_detector.py). `stop_on_nan`: a training ends when its loss is NaN or infinite.
+    any). `code_archive`: SHA-256 of the code archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never
+    (see workers/attempt/hang_detector.py). `stop_on_nan`: a training ends when its loss is NaN or infinite.
     `output_limit_bytes` 0: no limit of the job. `data` is in the node's cache.
     """
 
@@ -110,7 +110,7 @@ class Order:
 
     def to_plain(self) -> dict[str, Any]:
         lists = {"devices": list(self.devices), "command": list(self.command), "data": [list(one) for one in self.data]}
-        return _shallow(self) | lists
+        return _fields_of(self) | lists
 
     @classmethod
     def parse(cls, data: Any) -> "Order":
@@ -126,10 +126,10 @@ class Order:
             kind=f.text("kind", maximum=100),
             emulated=f.flag("emulated"),
             devices=_devices(f.sequence("devices")),
-            nodes=f.count("nodes", minimum=1, maximum=MOST_RANKS),
-            first_rank=f.count("first_rank", maximum=MOST_RANKS),
-            ranks=f.count("ranks", minimum=1, maximum=MOST_RANKS),
-            world_size=f.count("world_size", minimum=1, maximum=MOST_RANKS),
+            nodes=f.count("nodes", minimum=1, maximum=MAX_RANKS),
+            first_rank=f.count("first_rank", maximum=MAX_RANKS),
+            ranks=f.count("ranks", minimum=1, maximum=MAX_RANKS),
+            world_size=f.count("world_size", minimum=1, maximum=MAX_RANKS),
             master_address=f.text("master_address", maximum=256),
             master_port=f.count("master_port", maximum=65_535),
             command=_command(f.optional("command")),
@@ -146,7 +146,7 @@ class Order:
             batch_size=f.count("batch_size", 0),
             seed=f.count("seed", 0, minimum=-(2**63), maximum=2**64 - 1),
             grace_s=f.number("grace_s", 30.0),
-            lease_s=f.number("lease_s", 20.0, maximum=LONGEST_LEASE_S),
+            lease_s=f.number("lease_s", 20.0, maximum=MAX_LEASE_S),
             hang_after_s=f.number("hang_after_s", 0.0, minimum=-1.0),
             stop_on_nan=f.flag("stop_on_nan", True),
             output_limit_bytes=f.count("output_limit_bytes", 0),
@@ -198,7 +198,7 @@ class Failure:
     exit_code: int | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        return _shallow(self)
+        return _fields_of(self)
 
     @classmethod
     def parse(cls, data: Any) -> "Failure":
@@ -210,8 +210,8 @@ class Failure:
             f.count("rank", 0),
             f.text("node", "", maximum=256),
             f.choice("kind", FAILURES),
-            f.text("message", "", maximum=LONGEST_TEXT),
-            f.text("traceback", "", maximum=LONGEST_TEXT),
+            f.text("message", "", maximum=MAX_TEXT_LENGTH),
+            f.text("traceback", "", maximum=MAX_TEXT_LENGTH),
             code,
         )
 
@@ -236,7 +236,7 @@ class Outcome:
 
     def to_plain(self) -> dict[str, Any]:
         codes = {str(rank): code for rank, code in sorted(self.exit_codes.items())}
-        return _shallow(self) | {"exit_codes": codes, "failure": self.failure and self.failure.to_plain()}
+        return _fields_of(self) | {"exit_codes": codes, "failure": self.failure and self.failure.to_plain()}
 
     @classmethod
     def parse(cls, data: Any) -> "Outcome":
@@ -247,7 +247,7 @@ class Outcome:
             exit_codes=_exit_codes(f.object("exit_codes")),
             failure=_failure(f.optional("failure")),
             result=f.object("result", {}),
-            ended_s=f.number("ended_s", 0.0, minimum=-LATEST_S, maximum=LATEST_S),
+            ended_s=f.number("ended_s", 0.0, minimum=-MAX_TIME_S, maximum=MAX_TIME_S),
             peak_memory_bytes=f.count("peak_memory_bytes", 0),
         )
 
@@ -283,7 +283,7 @@ class AttemptStatus:
             "events": [event.to_plain() for event in self.events],
             "outcome": self.outcome and self.outcome.to_plain(),
         }
-        return _shallow(self) | plain
+        return _fields_of(self) | plain
 
     @classmethod
     def parse(cls, data: Any) -> "AttemptStatus":
@@ -299,7 +299,11 @@ class AttemptStatus:
 
 
 def _part(f: Fields) -> Part:
-    return f.text("job", minimum=1, maximum=LONGEST_JOB), f.count("epoch"), f.count("node_rank", maximum=MOST_RANKS)
+    return (
+        f.text("job", minimum=1, maximum=MAX_JOB_ID_LENGTH),
+        f.count("epoch"),
+        f.count("node_rank", maximum=MAX_RANKS),
+    )
 
 
 def _devices(numbers: tuple[Any, ...]) -> tuple[int, ...]:
@@ -312,8 +316,8 @@ def _mounts(values: tuple[Any, ...]) -> tuple[Mount, ...]:
     valid = [
         value for value in values if isinstance(value, list | tuple) and len(value) == 3 and all(map(is_text, value))
     ]
-    if len(valid) != len(values) or len(values) > MOST_DATA:
-        raise InvalidMessage(f"has a `data` that is not a list of at most {MOST_DATA} triples of texts")
+    if len(valid) != len(values) or len(values) > MAX_DATA_SOURCES:
+        raise InvalidMessage(f"has a `data` that is not a list of at most {MAX_DATA_SOURCES} triples of texts")
     return tuple((str(sha256), str(path), str(name)) for sha256, path, name in valid)
 
 

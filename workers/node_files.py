@@ -3,9 +3,9 @@
 from typing import Any
 
 from cluster.errors import FleetError, NotFound
-from cluster.folder_access import MOST_LISTED, PIECE_BYTES, Tree, digest
+from cluster.folder_access import MAX_LISTED_FILES, PIECE_BYTES, FolderTree, digest
 from workers.checkpoint_tools import CheckpointTools
-from workers.checkpoint_uploads import IDLE_S, CheckpointUploads
+from workers.checkpoint_uploads import IDLE_TIMEOUT_S, CheckpointUploads
 from workers.code_archives import NodeCodeArchives
 from workers.data_cache import DataCache
 from workers.discovery.node_facts import NodeIdentity
@@ -54,12 +54,13 @@ class NodeFiles:
             return self._storage
         if pool not in self._identity.neighbours:
             raise NotFound(
-                f"pool {pool!r} cannot be read from node {self._identity.node}", "send the request to a node of that pool"
+                f"pool {pool!r} cannot be read from node {self._identity.node}",
+                "send the request to a node of that pool",
             )
         return PoolStorage(self._identity.neighbours[pool])
 
     def begin_checkpoint_upload(
-        self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_S
+        self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_TIMEOUT_S
     ) -> dict[str, Any]:
         """Begin to receive a checkpoint in `folder`, by its manifest.
 
@@ -125,7 +126,7 @@ class NodeFiles:
 
     def list_files(self, folder: str, path: str, after: str, pool: str = "") -> dict[str, Any]:
         """List a folder: {"entries", "after": where to continue, or ""}. See cluster/folder_access.py."""
-        entries, more = self._tree(folder, pool).entries(path, after, MOST_LISTED)
+        entries, more = self._tree(folder, pool).entries(path, after, MAX_LISTED_FILES)
         return {"entries": entries, "after": more}
 
     def file_piece(self, folder: str, path: str, offset: int, pool: str = "") -> dict[str, Any]:
@@ -143,11 +144,11 @@ class NodeFiles:
         version, hashes = self._tree(folder, pool).hashes(path, first, HASHES_AT_ONCE)
         return {"version": version, "sha256": hashes}
 
-    def _tree(self, folder: str, pool: str) -> Tree:
+    def _tree(self, folder: str, pool: str) -> FolderTree:
         """Open a folder. Raises unless it exists and is not a link."""
         storage = self._readable(pool)
         storage.resolve(folder)
-        return Tree(storage.root, folder)
+        return FolderTree(storage.root, folder)
 
     def begin_upload(self, upload: str) -> dict[str, int]:
         return self._job_files.begin(upload)

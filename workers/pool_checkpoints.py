@@ -106,9 +106,9 @@ def _read(verb: str, arguments: "dict[str, Any]", folders: Iterable[Path]) -> An
 
 
 def _is_large(folder: Path) -> bool:
-    from workers.checkpoint.format.manifest import NAME, SMALL_BYTES
+    from workers.checkpoint.format.manifest import MAX_INLINE_BYTES, NAME
 
     try:
-        return os.lstat(folder / NAME).st_size > SMALL_BYTES
+        return os.lstat(folder / NAME).st_size > MAX_INLINE_BYTES
     except OSError:
         return False

@@ -18,7 +18,7 @@ def with_pool_paths(value: Any, roots: Roots) -> Any:
         return {key: with_pool_paths(item, roots) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)([with_pool_paths(item, roots) for item in value])
-    return _in_pools(value, roots) if isinstance(value, str) else value
+    return _replace_paths(value, roots) if isinstance(value, str) else value
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def error_with_pool_paths(error: PolyfleetError, roots: Roots) -> PolyfleetError
     return type(error)(*with_pool_paths(error.args, roots))
 
 
-def _in_pools(text: str, roots: Roots) -> str:
+def _replace_paths(text: str, roots: Roots) -> str:
     for root in sorted(roots, key=lambda root: -len(str(root))):  # longest first: a storage may be inside another
         text = re.sub(rf"(?<![\w./-]){re.escape(str(root))}(/+|(?![\w./-]))", f"{roots[root]}:", text)
     return text

@@ -15,10 +15,10 @@ from cluster.checkpoint_location import path_error
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.paths import storage_dir
 from cluster.safe_path_walk import FOLDER, descend
-from cluster.untrusted_files import LARGEST_INTEGER
+from cluster.untrusted_files import MAX_INTEGER
 
-LARGEST_PIECE_BYTES = 8 << 20
-INCOMING = ".incoming-"
+MAX_PIECE_BYTES = 8 << 20
+INCOMING_PREFIX = ".incoming-"
 
 
 class PoolStorage:
@@ -29,47 +29,47 @@ class PoolStorage:
 
     def read(self, path: str, offset: int, limit_bytes: int) -> bytes:
         """Read at most `limit_bytes`, and at most 8 MiB; b"" at the end."""
-        *above, name = _parts(path)
-        if not 0 <= offset <= LARGEST_INTEGER or limit_bytes < 0:
+        *above, name = _split(path)
+        if not 0 <= offset <= MAX_INTEGER or limit_bytes < 0:
             raise UserError(f"cannot read {limit_bytes} bytes of {path!r} from byte {offset} on")
-        with self._open(above) as folder, _reported(path):
+        with self._open(above) as folder, _convert_errors(path):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as f:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise UserError(f"{path!r} is not a regular file")
-                return os.pread(f.fileno(), min(limit_bytes, LARGEST_PIECE_BYTES), offset)
+                return os.pread(f.fileno(), min(limit_bytes, MAX_PIECE_BYTES), offset)
 
     def resolve(self, path: str) -> Path:
         """Return the absolute path of a folder, for readers of checkpoints.
 
         Raises if a part is missing or a link.
         """
-        parts = _parts(path) if path else []
+        parts = _split(path) if path else []
         with self._open(parts):
             return self.root.joinpath(*parts)
 
     def find(self, path: str) -> Path:
         """Return the absolute path of a file or folder. Raises NotFound; UserError if a part is a link."""
-        *above, name = _parts(path)
-        with self._open(above) as folder, _reported(path):
+        *above, name = _split(path)
+        with self._open(above) as folder, _convert_errors(path):
             if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise UserError(f"{path!r} is a link", "links are not followed")
         return self.root.joinpath(*above, name)
 
     def make_folder(self, folder: str) -> Path:
         """Create a folder and those above it if need be; return its absolute path."""
-        parts = _parts(folder)
+        parts = _split(folder)
         with self._open(parts, make=True):
             return self.root.joinpath(*parts)
 
     def create_file(self, path: str) -> Path:
         """Return the absolute path of a new entry for a tool to create; creates the folder that it is in."""
-        *above, name = _parts(path)
+        *above, name = _split(path)
         return (self.make_folder("/".join(above)) if above else self.root) / name
 
     def exists(self, folder: str) -> bool:
         try:
-            with self._open(_parts(folder)):
+            with self._open(_split(folder)):
                 return True
         except NotFound:
             return False
@@ -84,7 +84,7 @@ class PoolStorage:
                 f"this pool's storage {self.root} cannot be opened: {e.strerror}",
                 "make sure that it is a folder and not a link",
             ) from None
-        with _reported("/".join(parts)):
+        with _convert_errors("/".join(parts)):
             descriptor = descend(descriptor, parts, make=make)
         try:
             yield descriptor
@@ -93,7 +93,7 @@ class PoolStorage:
 
 
 @contextmanager
-def _reported(path: str) -> Iterator[None]:
+def _convert_errors(path: str) -> Iterator[None]:
     """Convert system errors into ours, with the path as the caller wrote it."""
     try:
         yield
@@ -111,7 +111,7 @@ def _reported(path: str) -> Iterator[None]:
         raise UserError(f"{path!r}: {e.strerror}", "links are not followed") from None
 
 
-def _parts(path: str) -> list[str]:
+def _split(path: str) -> list[str]:
     """Split a path. Raises UserError if it is absolute, empty or has `..`."""
     if refusal := path_error(path):
         raise UserError(

@@ -14,29 +14,29 @@ from typing import Any
 from cluster.errors import NotFound, PolyfleetError
 from workers.attempt.attempts import AttemptManager
 from workers.attempt.folders import read_json
-from workers.attempt.output_folder import folder_of
+from workers.attempt.output_folder import output_path
 from workers.checkpoint.scripts.change_stamps import Stamp, inside, stamp
 from workers.errors import CheckpointError
 from workers.interpreter import interpreter
 from workers.messages import ScriptCheckpoint
 from workers.pool_storage import PoolStorage
 
-LOOK_EVERY_S = 1.0
-UNSETTLED_S = 10.0
+POLL_EVERY_S = 1.0
+MAX_WAIT_S = 10.0
 """Maximum wait for a script to pause writing. Then a copy is made anyway, and dropped if files changed during it."""
-REST = 9.0
+PAUSE_FACTOR = 9.0
 """Pause after a copy, as a multiple of its duration."""
-LONGEST_TEXT = 2000
+MAX_TEXT_LENGTH = 2000
 """Maximum length of the sentence for the job's record, as the names in it come from the script."""
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedCheckpoint:
     """Checkpoint of one attempt.
 
-    `seen`: its stamp at the last poll; `tried`: at the last copy; `changed_s`: when it first changed after that (0: it
-    has not).
+    `polled`: its stamp at the last poll; `copied`: at the last copy; `changed_s`: when it first changed after that (0:
+    it has not).
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class ScriptCheckpoints:
 
     def __init__(self, attempts: AttemptManager, storage: PoolStorage):
         self._attempts, self._storage = attempts, storage
-        self._watched: dict[str, _Watched | None] = {}
+        self._watched: dict[str, _WatchedCheckpoint | None] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         if attempts.live_attempts():  # started by an earlier agent
@@ -80,13 +80,13 @@ class ScriptCheckpoints:
                 result = _run("hand_on", arguments)
             except CheckpointError as e:
                 result = {"found": True, "text": f"{path} is passed on without a check: {e.message}"}
-            return result | {"text": result["text"][:LONGEST_TEXT]}
+            return result | {"text": result["text"][:MAX_TEXT_LENGTH]}
         return {"found": False, "text": ""}
 
     def _poll_loop(self) -> None:
         """Poll for ever; a checkpoint that could not be copied is tried again when it has changed."""
         while True:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
             try:
                 self.poll()
             except Exception:
@@ -99,17 +99,17 @@ class ScriptCheckpoints:
             del self._watched[key]
         for key, attempt in live.items():
             if key not in self._watched and (order := read_json(attempt.folder.order)) is not None:
-                self._watched[key] = _watched(order, attempt.id.epoch)
+                self._watched[key] = _checkpoint_of(order, attempt.id.epoch)
             if watched := self._watched.get(key):
                 self._poll_one(key, watched)
 
-    def _poll_one(self, key: str, checkpoint: _Watched) -> None:
+    def _poll_one(self, key: str, checkpoint: _WatchedCheckpoint) -> None:
         started_s = time.monotonic()
         try:
             current = stamp(inside(checkpoint.folder, checkpoint.path))
         except CheckpointError:  # it leads through a link
             return
-        is_settled = current == checkpoint.polled or 0 < checkpoint.changed_s < started_s - UNSETTLED_S
+        is_settled = current == checkpoint.polled or 0 < checkpoint.changed_s < started_s - MAX_WAIT_S
         if current != checkpoint.polled:
             checkpoint.changed_s = checkpoint.changed_s or started_s
             checkpoint.polled = current
@@ -117,9 +117,9 @@ class ScriptCheckpoints:
             return
         checkpoint.copied, checkpoint.changed_s = current, 0.0
         self._copy(key, checkpoint)
-        checkpoint.next_copy_s = time.monotonic() + REST * (time.monotonic() - started_s)
+        checkpoint.next_copy_s = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - started_s)
 
-    def _copy(self, key: str, checkpoint: _Watched) -> None:
+    def _copy(self, key: str, checkpoint: _WatchedCheckpoint) -> None:
         try:
             result = _run(
                 "keep", {"folder": str(checkpoint.folder), "path": checkpoint.path, "format": checkpoint.format}
@@ -132,12 +132,14 @@ class ScriptCheckpoints:
             LOG.info("attempt %s: no copy of %s was saved: %s", key, checkpoint.path, result["why"])
 
 
-def _watched(order: Any, epoch: int) -> _Watched | None:
+def _checkpoint_of(order: Any, epoch: int) -> _WatchedCheckpoint | None:
     """Return the checkpoint to copy; None for an attempt without one."""
     if order["node_rank"] != 0 or not order["checkpoint_root"]:
         return None
     checkpoint = ScriptCheckpoint.of(order["task"], order["arguments"])
-    return checkpoint and _Watched(folder_of(Path(order["checkpoint_root"]), epoch), checkpoint.path, checkpoint.format)
+    return checkpoint and _WatchedCheckpoint(
+        output_path(Path(order["checkpoint_root"]), epoch), checkpoint.path, checkpoint.format
+    )
 
 
 def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:

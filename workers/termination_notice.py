@@ -22,17 +22,17 @@ from workers.attempt.attempts import AttemptManager
 
 VARIABLE = "POLYFLEET_NOTICE_FILE"
 NODE_DIR = "POLYFLEET_NODE_DIR"
-LOOK_EVERY_S = 0.25
-HEEDED_S = 2.0
+POLL_EVERY_S = 0.25
+CONTROLLER_TIME_S = 2.0
 """Time for the controller to ask attempts to save, at most a quarter of the grace time. After it the agent does so."""
-LONGEST_GRACE_S = 7 * 86_400.0
-MOST_BYTES = 4096
-LONGEST_REASON = 200
+MAX_GRACE_S = 7 * 86_400.0
+MAX_NOTICE_BYTES = 4096
+MAX_REASON_LENGTH = 200
 LOG = logging.getLogger(__name__)
-UNTOLD = "its machine got a termination notice"
+DEFAULT_REASON = "its machine got a termination notice"
 
 
-def files(node_dir: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+def notice_paths(node_dir: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the paths of notices.
 
     An agent of another fleet than the node's own checks the node's folder, too.
@@ -57,7 +57,7 @@ class NoticeWatcher:
 
     def start(self) -> None:
         """Start a thread that polls for as long as this object exists."""
-        threading.Thread(target=_follow, args=(weakref.ref(self),), name="notices", daemon=True).start()
+        threading.Thread(target=_poll_loop, args=(weakref.ref(self),), name="notices", daemon=True).start()
 
     @property
     def active_notice(self) -> Notice | None:
@@ -66,7 +66,7 @@ class NoticeWatcher:
         return Notice(self._reason, round(max(0.0, self._until_s - lease.now_s()), 1))
 
     def poll(self) -> None:
-        newest = next(((path, at) for path in self._paths if (at := _written(path)) is not None), None)
+        newest = next(((path, at) for path in self._paths if (at := _written_ns(path)) is not None), None)
         if newest != self._current:
             self._current = newest
             if newest is not None:
@@ -77,43 +77,43 @@ class NoticeWatcher:
                 self._attempts.stop(attempt.id.job, attempt.id.epoch, "preempt")
 
     def _controller_time_s(self) -> float:
-        return min(HEEDED_S, (self._until_s - self._since_s) / 4)
+        return min(CONTROLLER_TIME_S, (self._until_s - self._since_s) / 4)
 
     def _read(self, path: Path) -> None:
         """Read a notice.
 
         Its time counts from the file's, if that is plausible, so that a restart does not extend it.
         """
-        fields = _said(path)
+        fields = _read_fields(path)
         grace_s, reason = fields.get("grace_s", GRACE_S), fields.get("reason", "")
-        if not isinstance(grace_s, int | float) or isinstance(grace_s, bool) or not 0 <= grace_s <= LONGEST_GRACE_S:
+        if not isinstance(grace_s, int | float) or isinstance(grace_s, bool) or not 0 <= grace_s <= MAX_GRACE_S:
             grace_s = GRACE_S
-        age_s = time.time() - (_written(path) or 0) / 1e9
-        self._reason = reason[:LONGEST_REASON] if isinstance(reason, str) and reason else UNTOLD
+        age_s = time.time() - (_written_ns(path) or 0) / 1e9
+        self._reason = reason[:MAX_REASON_LENGTH] if isinstance(reason, str) and reason else DEFAULT_REASON
         self._since_s = lease.now_s() - (age_s if 0 <= age_s <= grace_s else 0.0)
         self._until_s = self._since_s + grace_s
 
 
-def _follow(get_watcher: "weakref.ref[NoticeWatcher]") -> None:
+def _poll_loop(get_watcher: "weakref.ref[NoticeWatcher]") -> None:
     while (watcher := get_watcher()) is not None:
         try:
             watcher.poll()
         except Exception:
             LOG.exception("termination notices could not be checked")
         del watcher
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
 
 
-def _said(path: Path) -> dict[str, object]:
+def _read_fields(path: Path) -> dict[str, object]:
     """Return a notice's fields; {} if they cannot be read: the file is a notice nevertheless."""
     try:
-        fields = parse_json(read_bytes(path, MOST_BYTES), str(path))
+        fields = parse_json(read_bytes(path, MAX_NOTICE_BYTES), str(path))
     except (OSError, UnreadableFile):
         return {}
     return fields if isinstance(fields, dict) else {}
 
 
-def _written(path: Path) -> int | None:
+def _written_ns(path: Path) -> int | None:
     """Return when a notice was written, in nanoseconds of the wall clock; None if there is no file."""
     try:
         return path.stat().st_mtime_ns

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ABOVE_ALL = logging.CRITICAL + 1
+ABOVE_CRITICAL = logging.CRITICAL + 1
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Silence torch's loggers and warnings in the block, unless the user has set TORCH_LOGS.
 
     Process-wide. Loggers that are created inside inherit the level; all existing ones of torch's have their own.
@@ -23,7 +23,7 @@ def silenced() -> Iterator[None]:
     try:
         for logger, level in before:
             if level != logging.NOTSET or logger.name == "torch":
-                logger.setLevel(ABOVE_ALL)
+                logger.setLevel(ABOVE_CRITICAL)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.")
             yield

@@ -45,7 +45,7 @@ def write(connection: Connection, number: int, first: int, count: int, is_open: 
     for seq, event in enumerate(made, 10**15):
         record = apply(record, replace(event, seq=seq))
     assert record is not None
-    row = job_rows.values(10**15, record)
+    row = job_rows.row_values(10**15, record)
     made_rows = ((f"sweep-17-{first + n:08x}", first + n * len(made)) for n in range(number))
     while some := list(islice(made_rows, AT_ONCE)):
         log, table = [], []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-from cluster.processes import ProcessId, alive, free_port, start_detached, stop
+from cluster.processes import ProcessId, free_port, is_alive, start_detached, stop
 from cluster.ray_node import inherited_environment, token_environment
 
 PATIENCE_S = 90.0
@@ -110,7 +110,7 @@ def _start(interpreter: Path) -> list[str]:
 def _await(process: ProcessId, log: Path, ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not ready():
-        if not alive(process) or time.monotonic() > deadline:
+        if not is_alive(process) or time.monotonic() > deadline:
             said = log.read_text(errors="replace").strip().splitlines()[-5:]
             raise SystemExit("Ray did not start:\n" + "\n".join(said))
         time.sleep(0.02)

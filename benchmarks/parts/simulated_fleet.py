@@ -21,16 +21,16 @@ from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Candidate, Job
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import Packages
-from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.code_archives import ServerCodeArchives
+from orchestrator.runtime.controller import ControllerThread
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.kept_logs import KeptLogs
+from orchestrator.runtime.kept_logs import LogCopies
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.log_preservation import Keeping
-from orchestrator.runtime.ray_calls import in_time
+from orchestrator.runtime.log_preservation import LogPreservation
+from orchestrator.runtime.ray_calls import with_time_limit
 from orchestrator.store.event_store import EventStore
 
 
@@ -117,9 +117,9 @@ class Fleet:
         agents = Agents(inbox.put)
         checkpoints = CheckpointService(agents)
         data = DataMoves(agents, checkpoints, DataStore(home / "data"))
-        launcher = Launcher(agents, Packages(home / "packages"), checkpoints, data)
-        keeping = Keeping(KeptLogs(home / "kept-logs", agents), agents, self.jobs)
-        self.runtime = Runtime(self.jobs, self.store, agents, launcher, inbox, keeping)
+        launcher = Launcher(agents, ServerCodeArchives(home / "packages"), checkpoints, data)
+        keeping = LogPreservation(LogCopies(home / "kept-logs", agents), agents, self.jobs)
+        self.runtime = ControllerThread(self.jobs, self.store, agents, launcher, inbox, keeping)
         self.runtime._link = Joined()
         self._submitted = count()
 
@@ -148,7 +148,9 @@ class Fleet:
 
     def listed(self) -> int:
         """Nodes that have told what runs there."""
-        return sum(node.facts is not None and node.list_requested_s is not None for node in self.runtime.control.nodes.values())
+        return sum(
+            node.facts is not None and node.list_requested_s is not None for node in self.runtime.control.nodes.values()
+        )
 
     def running(self) -> int:
         records = self.runtime.control.records
@@ -163,9 +165,9 @@ class Fleet:
             epochs[job] = epoch
 
         actors.nodes = lambda: rows
-        actors.make = lambda ray_id, cpus, carried: Actor(self.line, ray_id.removeprefix("ray-"))
-        actors.answer = lambda ref, what, timeout_s: ref.future().result(timeout_s)
+        actors.start_agent = lambda ray_id, cpus, carried: Actor(self.line, ray_id.removeprefix("ray-"))
+        actors.get_result = lambda ref, what, timeout_s: ref.future().result(timeout_s)
         fences._read, fences._write = lambda job: epochs.get(job, 0), raise_fence
-        reservations.reserve = in_time("reserve devices", 10.0)(lambda *_: None)
-        reservations.release = in_time("release devices", 10.0)(lambda *_: None)
-        reservations.list_held = lambda: frozenset()
+        reservations.reserve = with_time_limit("reserve devices", 10.0)(lambda *_: None)
+        reservations.release = with_time_limit("release devices", 10.0)(lambda *_: None)
+        reservations.list_reserved_now = lambda: frozenset()

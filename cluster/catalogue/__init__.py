@@ -4,7 +4,7 @@ The files are vendors.csv, tiers.csv, architectures.csv, models.csv, kubernetes.
 other code names a device model. Each file is read on first use.
 """
 
-from cluster.catalogue.device_features import FEATURES, feature_words, features, offers
+from cluster.catalogue.device_features import FEATURES, feature_choices, features, offers
 from cluster.catalogue.kind_names import (
     EMULATED,
     MODEL_NAME,
@@ -61,7 +61,7 @@ __all__ = [
     "backend_name",
     "builtin_vendors",
     "dtype_notes",
-    "feature_words",
+    "feature_choices",
     "features",
     "has_native_dtype",
     "instruction_sets",

@@ -11,7 +11,7 @@ from cluster.catalogue.lookup import architecture, architecture_of
 from cluster.catalogue.tables import architectures, vendors
 
 FEATURES = ("custom_kernels", "flash_attention", "fp8_flavour", "xla", "dynamic_shapes", "collectives", "compile")
-NONE = frozenset({"no", "none"})
+ABSENT_WORDS = frozenset({"no", "none"})
 """First words of a value that mean that the feature does not exist."""
 
 Value = bool | str | None
@@ -43,11 +43,11 @@ def offers(kind: str, requested: str) -> bool | None:
     value = features(kind)[name]
     if value is None or isinstance(value, bool):
         return value
-    return variant.lower() in _words(value) if variant else not NONE & set(_words(value)[:1])
+    return variant.lower() in _words(value) if variant else not ABSENT_WORDS & set(_words(value)[:1])
 
 
 @cache
-def feature_words() -> tuple[str, ...]:
+def feature_choices() -> tuple[str, ...]:
     """Return all that a job may require: each feature, alone and with each of its variants."""
     variants = {name: set[str]() for name in FEATURES}
     for row in vendors().values():
@@ -58,7 +58,7 @@ def feature_words() -> tuple[str, ...]:
         ):
             variants[name] |= set(_words(value))
     variants["fp8_flavour"] = {row.fp8_flavour for row in architectures().values()} - {""}
-    combined = [f"{name}={variant}" for name in FEATURES for variant in sorted(variants[name] - NONE)]
+    combined = [f"{name}={variant}" for name in FEATURES for variant in sorted(variants[name] - ABSENT_WORDS)]
     return (*FEATURES, *combined)
 
 

@@ -16,7 +16,7 @@ from cluster.catalogue.tables import (
     builtin_models,
     builtin_vendors,
     models,
-    normalized_word,
+    normalize_name,
     vendors,
 )
 from cluster.errors import UserError, nearest
@@ -28,8 +28,8 @@ its backend."""
 CPU_TIER = "cpu"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 """Valid model names, for discovery and jobs. MIG profiles have `+me`, `+gfx` and `.me`."""
-LONGEST_NAME = 128
-OF_MODEL = re.compile(r"(-\d+gb)?(-mig-.+)?")
+MAX_NAME_LENGTH = 128
+KIND_SUFFIX = re.compile(r"(-\d+gb)?(-mig-.+)?")
 """Suffix of a model's name in a kind: a memory size, a slice."""
 
 Spelling = tuple[str, str, tuple[str, ...]]
@@ -37,7 +37,7 @@ Spelling = tuple[str, str, tuple[str, ...]]
 
 
 @cache
-def _own_words() -> dict[str, str]:
+def _builtin_backend_names() -> dict[str, str]:
     """Return the names and aliases of the built-in vendors.
 
     Most names are among them, so that plugins need not be loaded.
@@ -56,16 +56,16 @@ def is_backend(name: str) -> bool:
     Names of built-in models are not, and are decided without loading plugins.
     """
     lowered = name.lower()
-    if lowered in _own_words() or ("", normalized_word(name)) in _index(builtin_only=True):
-        return lowered in _own_words()
+    if lowered in _builtin_backend_names() or ("", normalize_name(name)) in _index(builtin_only=True):
+        return lowered in _builtin_backend_names()
     return lowered in vendors() or lowered in aliases()
 
 
 def backend_name(name: str) -> str:
     """Return the back end for a name or an alias, in any case. Raises UserError naming the nearest."""
     lowered = name.lower()
-    if lowered in _own_words():
-        return _own_words()[lowered]
+    if lowered in _builtin_backend_names():
+        return _builtin_backend_names()[lowered]
     lowered = aliases().get(lowered, lowered)
     if lowered not in vendors():
         raise UserError(f"unknown backend {name!r}", nearest(name.lower(), [*vendors(), *aliases()]))
@@ -89,8 +89,10 @@ def matches_pattern(pattern: str, kind: str) -> bool:
     """
     requested, actual = pattern.lower(), kind.lower()
     if ":" not in requested:
-        return actual.partition(":")[0] == (_own_words().get(requested) or aliases().get(requested, requested))
-    return actual.startswith(requested) and bool(OF_MODEL.fullmatch(actual[len(requested) :]))
+        return actual.partition(":")[0] == (
+            _builtin_backend_names().get(requested) or aliases().get(requested, requested)
+        )
+    return actual.startswith(requested) and bool(KIND_SUFFIX.fullmatch(actual[len(requested) :]))
 
 
 def model_name(text: str) -> str:
@@ -107,34 +109,36 @@ def resolve_name(name: str, backend: str = "") -> tuple[str, ...]:
     as written. Without `backend`, only names that belong to one back end alone are resolved.
     """
     canonical_backend = backend and backend_name(backend)
-    if len(name) > LONGEST_NAME:
+    if len(name) > MAX_NAME_LENGTH:
         return ()
-    if patterns := _meant(canonical_backend, name):
+    if patterns := _patterns_of(canonical_backend, name):
         return patterns
     pieces = name.split("-")
     for cut in range(len(pieces) - 1, 0, -1):
         suffix = "-".join(pieces[cut:])
         base_patterns = (
-            _meant(canonical_backend, "-".join(pieces[:cut])) if OF_MODEL.fullmatch(f"-{suffix}".lower()) else ()
+            _patterns_of(canonical_backend, "-".join(pieces[:cut]))
+            if KIND_SUFFIX.fullmatch(f"-{suffix}".lower())
+            else ()
         )
         if base_patterns:
-            return tuple(_with(pattern, suffix) for pattern in base_patterns)
+            return tuple(_with_suffix(pattern, suffix) for pattern in base_patterns)
     return ()
 
 
-def _with(pattern: str, suffix: str) -> str:
+def _with_suffix(pattern: str, suffix: str) -> str:
     """Append a suffix to a pattern. `RTX4090-24GB` is the RTX4090, which is sold with that size only."""
     row = model(pattern)
     size = row and row.devices_per_card == 1 and (row.memory_gib or row.memory_gb)
     return pattern if size and suffix.lower() == f"{round(size)}gb" else f"{pattern}-{suffix}"
 
 
-def _meant(backend: str, name: str) -> tuple[str, ...]:
+def _patterns_of(backend: str, name: str) -> tuple[str, ...]:
     """Return the patterns that a name means.
 
     Plugins are searched only for names that we do not have: 10 ms.
     """
-    key = (backend, normalized_word(name))
+    key = (backend, normalize_name(name))
     patterns = _index(builtin_only=True).get(key, ())
     return patterns if patterns or backend in builtin_vendors() else _index(builtin_only=False).get(key, ())
 
@@ -149,13 +153,13 @@ def _index(builtin_only: bool) -> dict[tuple[str, str], tuple[str, ...]]:
     """
     rows = (builtin_models() if builtin_only else models()).values()
     patterns_by_name: dict[tuple[str, str], tuple[str, ...]] = {}
-    for spellings in (_families(rows), _kinds(rows), _others(rows)):
+    for spellings in (_families(rows), _kinds(rows), _other_spellings(rows)):
         for backend, name, patterns in spellings:
-            patterns_by_name.setdefault((backend, normalized_word(name)), patterns)
+            patterns_by_name.setdefault((backend, normalize_name(name)), patterns)
     by_name: dict[str, list[str]] = {}
     for backend, name in patterns_by_name:
         by_name.setdefault(name, []).append(backend)
-    cpu_models = {normalized_word(row.model) for row in rows if row.tier == CPU_TIER}
+    cpu_models = {normalize_name(row.model) for row in rows if row.tier == CPU_TIER}
     unique = {name: backends[0] for name, backends in by_name.items() if len(backends) == 1 and name not in cpu_models}
     return patterns_by_name | {("", name): patterns_by_name[backend, name] for name, backend in unique.items()}
 
@@ -178,11 +182,11 @@ def _kinds(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
         yield row.backend, row.kind.partition(":")[2], (row.kind,)
 
 
-def _others(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
+def _other_spellings(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
     """Yield other spellings. One that several sizes of a model share means all of them."""
     rows_by_word: dict[tuple[str, str], list[DeviceModel]] = {}
     for row in rows:
-        for spelling in dict.fromkeys(map(normalized_word, (*row.spellings, *row.tool_names))):
+        for spelling in dict.fromkeys(map(normalize_name, (*row.spellings, *row.tool_names))):
             rows_by_word.setdefault((row.backend, spelling), []).append(row)
     for (backend, spelling), members in rows_by_word.items():
         yield backend, spelling, tuple(row.kind for row in members)
@@ -215,10 +219,10 @@ def require_known_kind(name: str) -> str:
 def _nearest_kind(text: str, backend: str) -> str:
     """Return a remedy with the nearest spelled models of the back end, or of all."""
     rows = [row for row in models().values() if backend in ("", row.backend) and ":" in row.kind]
-    names = {normalized_word(row.kind.partition(":")[2]): row.kind for row in rows}
-    names |= {normalized_word(row.model): row.family for row in rows}
+    names = {normalize_name(row.kind.partition(":")[2]): row.kind for row in rows}
+    names |= {normalize_name(row.model): row.family for row in rows}
     names |= {} if backend else {name: name for name in (*vendors(), *aliases())}
-    close = [names[name] for name in get_close_matches(normalized_word(text), list(names), n=4, cutoff=0.3)]
+    close = [names[name] for name in get_close_matches(normalize_name(text), list(names), n=4, cutoff=0.3)]
     if not close:
         return f"choose a kind, e.g. {', '.join(list(dict.fromkeys(names.values()))[:8])}"
     return f"did you mean {close[0]!r}? near: {', '.join(close)}"

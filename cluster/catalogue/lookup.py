@@ -14,12 +14,12 @@ from cluster.catalogue.tables import (
     dtype_notes,
     kubernetes_labels,
     models,
-    normalized_word,
+    normalize_name,
     vendors,
 )
 
 SIZE = re.compile(r"\d+GB", re.IGNORECASE)
-KEPT_BY_THE_DRIVER = 0.1
+DRIVER_MEMORY_FRACTION = 0.1
 """Maximum fraction of a card's memory that the driver keeps: a card shows less than its nominal size."""
 
 
@@ -129,8 +129,8 @@ def match_device(
     if pci_id:
         rows = _by_pci().get((backend, pci_id)) or _by_pci().get((backend, pci_id.partition(":")[0]), ())
     if name and not rows:
-        rows = _by_name().get((backend, normalized_word(name)), ())
-    return _of_size(rows, memory_bytes)
+        rows = _by_name().get((backend, normalize_name(name)), ())
+    return _choose_by_memory(rows, memory_bytes)
 
 
 @cache
@@ -150,9 +150,9 @@ def _by_pci() -> dict[tuple[str, str], tuple[DeviceModel, ...]]:
 @cache
 def _by_name() -> dict[tuple[str, str], tuple[DeviceModel, ...]]:
     """Return the rows by back end and name. A tool's name of a model precedes another model's spelling."""
-    by_tool_name = _grouped((row, normalized_word(name)) for row in models().values() for name in row.tool_names)
+    by_tool_name = _grouped((row, normalize_name(name)) for row in models().values() for name in row.tool_names)
     return (
-        _grouped((row, normalized_word(name)) for row in models().values() for name in (row.model, *row.spellings))
+        _grouped((row, normalize_name(name)) for row in models().values() for name in (row.model, *row.spellings))
         | by_tool_name
     )
 
@@ -164,7 +164,7 @@ def _grouped(pairs: Iterable[tuple[DeviceModel, str]]) -> dict[tuple[str, str], 
     return {key: tuple(rows.values()) for key, rows in result.items()}
 
 
-def _of_size(rows: tuple[DeviceModel, ...], memory_bytes: int | None) -> DeviceModel | None:
+def _choose_by_memory(rows: tuple[DeviceModel, ...], memory_bytes: int | None) -> DeviceModel | None:
     """Choose a row by a card's visible memory: the smallest size that is large enough for it.
 
     A kind without a size is that of all cards of the name.
@@ -175,5 +175,5 @@ def _of_size(rows: tuple[DeviceModel, ...], memory_bytes: int | None) -> DeviceM
         return None
     gib = memory_bytes / 2**30
     sold = [(row.memory_gb / row.devices_per_card, row.kind) for row in rows if row.memory_gb]
-    fit = [kind for size, kind in sorted(sold) if (1 - KEPT_BY_THE_DRIVER) * size <= gib <= size]
+    fit = [kind for size, kind in sorted(sold) if (1 - DRIVER_MEMORY_FRACTION) * size <= gib <= size]
     return models()[fit[0]] if fit else None

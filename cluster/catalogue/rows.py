@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cluster.errors import UserError, nearest
 
-OURS = "polyfleet"
+OWN_DISTRIBUTION = "polyfleet"
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[str], Any], bool]
 """Name, parser of its values, and whether a value is required."""
@@ -25,10 +25,10 @@ class CatalogueFile:
     """A CSV file and the distribution it came with."""
 
     path: Path
-    distribution: str = OURS
+    distribution: str = OWN_DISTRIBUTION
 
     def error(self, line: int, field: str, message: str, remedy: str = "") -> UserError:
-        prefix = "" if self.distribution == OURS else f"distribution {self.distribution}: "
+        prefix = "" if self.distribution == OWN_DISTRIBUTION else f"distribution {self.distribution}: "
         return UserError(f"{prefix}{self.path.name}, line {line}, field {field!r}: {message}", remedy)
 
     def rows(self, cls: type[Row]) -> "list[tuple[int, Row]]":
@@ -69,10 +69,10 @@ def _required(field: "Field[Any]") -> bool:
 def _reader(field: "Field[Any]") -> Callable[[str], Any]:
     annotation: Any = field.type
     if isinstance(annotation, types.UnionType):
-        return {float: _number, int: _whole, bool: _yes_no}[annotation.__args__[0]]
+        return {float: _number, int: _integer, bool: _yes_no}[annotation.__args__[0]]
     if annotation is str:
         return _required_text if _required(field) else str
-    return _list if annotation == tuple[str, ...] else _whole
+    return _list if annotation == tuple[str, ...] else _integer
 
 
 def _required_text(cell: str) -> str:
@@ -99,7 +99,7 @@ def _number(cell: str) -> float:
     return number
 
 
-def _whole(cell: str) -> int:
+def _integer(cell: str) -> int:
     number = _number(cell)
     if number != int(number):
         raise ValueError("is not an integer")

@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from cluster.catalogue import plugins
 from cluster.catalogue.precision import FLOATS, INTEGERS
-from cluster.catalogue.rows import OURS, CatalogueFile
+from cluster.catalogue.rows import OWN_DISTRIBUTION, CatalogueFile
 from cluster.errors import nearest
 
 HERE = Path(__file__).parent
-_NOT_COUNTED = str.maketrans("", "", "-_. ")
+_IGNORED_CHARACTERS = str.maketrans("", "", "-_. ")
 
 
-def normalized_word(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a name in lower case without `-`, `_`, `.` and spaces, for comparisons."""
-    return name.translate(_NOT_COUNTED).lower()
+    return name.translate(_IGNORED_CHARACTERS).lower()
 
 
 BASE = frozenset({*INTEGERS, "float32"})
@@ -209,9 +209,9 @@ def builtin_rows(name: str, cls: type[Row]) -> "tuple[Row, ...]":
     return tuple(row for _, row in CatalogueFile(HERE / name).rows(cls))
 
 
-def _everywhere(name: str, cls: type[Row]) -> "Iterator[tuple[CatalogueFile, int, Row]]":
+def _all_rows(name: str, cls: type[Row]) -> "Iterator[tuple[CatalogueFile, int, Row]]":
     """Yield (file, line, row) of our file, then of every distribution that has such a file."""
-    for folder, distribution in ((HERE, OURS), *plugins.folders()):
+    for folder, distribution in ((HERE, OWN_DISTRIBUTION), *plugins.folders()):
         file = CatalogueFile(folder / name, distribution)
         if file.path.is_file():
             yield from ((file, line, row) for line, row in file.rows(cls))
@@ -231,12 +231,12 @@ def vendors() -> Mapping[str, Vendor]:
     """
     by_backend: dict[str, Vendor] = {}
     titles_by_name: dict[str, str] = {}
-    for file, line, row in _everywhere("vendors.csv", Vendor):
+    for file, line, row in _all_rows("vendors.csv", Vendor):
         for field, name in (("backend", row.backend), *(("aliases", alias) for alias in row.aliases)):
             if name in titles_by_name:
                 raise file.error(line, field, f"{name!r} belongs to {titles_by_name[name]}", "choose another name")
             titles_by_name[name] = row.title
-        _known(file, line, "default_tier", row.default_tier, list(tiers()))
+        _check_choice(file, line, "default_tier", row.default_tier, list(tiers()))
         by_backend[row.backend] = row
     return MappingProxyType(by_backend)
 
@@ -254,13 +254,13 @@ def architectures() -> Mapping[tuple[str, str], Architecture]:
     The architecture "" has the facts of all devices of the back end.
     """
     by_key: dict[tuple[str, str], Architecture] = {}
-    for file, line, row in _everywhere("architectures.csv", ArchitectureRow):
-        _own_backend(file, line, "backend", row.backend)
+    for file, line, row in _all_rows("architectures.csv", ArchitectureRow):
+        _check_own_backend(file, line, "backend", row.backend)
         if (row.backend, row.architecture) in by_key:
             raise file.error(line, "architecture", f"{row.architecture!r} has a row already", "keep one of them")
         for field in ("native", "emulated"):
             for dtype in getattr(row, field):
-                _known(file, line, field, dtype, [*FLOATS, *INTEGERS])
+                _check_choice(file, line, field, dtype, [*FLOATS, *INTEGERS])
         by_key[row.backend, row.architecture] = _architecture(row)
     return MappingProxyType(by_key)
 
@@ -293,46 +293,46 @@ def builtin_models() -> Mapping[str, DeviceModel]:
 def models() -> Mapping[str, DeviceModel]:
     """Return all models by kind, in the order of the files."""
     by_kind: dict[str, DeviceModel] = {}
-    for file, line, row in _everywhere("models.csv", DeviceModel):
-        _own_backend(file, line, "kind", row.backend)
+    for file, line, row in _all_rows("models.csv", DeviceModel):
+        _check_own_backend(file, line, "kind", row.backend)
         if row.kind in by_kind:
             raise file.error(line, "kind", f"{row.kind!r} has a row already", "keep one of them")
         if row.tier:
-            _known(file, line, "tier", row.tier, list(tiers()))
+            _check_choice(file, line, "tier", row.tier, list(tiers()))
         if row.architecture and (row.backend, row.architecture) not in architectures():
             own_names = [name for backend, name in architectures() if backend == row.backend]
-            _known(file, line, "architecture", row.architecture, own_names)
+            _check_choice(file, line, "architecture", row.architecture, own_names)
         by_kind[row.kind] = row
     return MappingProxyType(by_kind)
 
 
 @cache
 def sources() -> Mapping[str, Citation]:
-    return MappingProxyType({row.key: row for _, _, row in _everywhere("sources.csv", Citation)})
+    return MappingProxyType({row.key: row for _, _, row in _all_rows("sources.csv", Citation)})
 
 
 @cache
 def dtype_notes() -> tuple[DtypeNote, ...]:
-    return tuple(row for _, _, row in _everywhere("dtypes.csv", DtypeNote))
+    return tuple(row for _, _, row in _all_rows("dtypes.csv", DtypeNote))
 
 
 @cache
 def kubernetes_labels() -> Mapping[tuple[str, int | None], KubernetesLabel]:
     """Return the labels by kind and count; a count of None stands for any count."""
-    rows = (row for _, _, row in _everywhere("kubernetes.csv", KubernetesLabel))
+    rows = (row for _, _, row in _all_rows("kubernetes.csv", KubernetesLabel))
     return MappingProxyType({(row.kind, row.count): row for row in rows})
 
 
-def _own_backend(file: CatalogueFile, line: int, field: str, backend: str) -> None:
+def _check_own_backend(file: CatalogueFile, line: int, field: str, backend: str) -> None:
     """Raise UserError if a distribution describes a vendor that is not its own."""
-    if file.distribution == OURS and backend in builtin_vendors():
+    if file.distribution == OWN_DISTRIBUTION and backend in builtin_vendors():
         return
     own_backends = [
         row.backend for _, row in CatalogueFile(file.path.with_name("vendors.csv"), file.distribution).rows(Vendor)
     ]
-    _known(file, line, field, backend, own_backends)
+    _check_choice(file, line, field, backend, own_backends)
 
 
-def _known(file: CatalogueFile, line: int, field: str, value: str, valid: list[str]) -> None:
+def _check_choice(file: CatalogueFile, line: int, field: str, value: str, valid: list[str]) -> None:
     if value not in valid:
         raise file.error(line, field, f"unknown {value!r}", nearest(value, valid))

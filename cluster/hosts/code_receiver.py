@@ -21,7 +21,7 @@ def main(target: Path) -> None:
         staging = Path(part) / "code"
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
             for member in archive:
-                put(archive.extractfile(member) if member.isfile() else None, staging, Path(member.name))
+                write_file(archive.extractfile(member) if member.isfile() else None, staging, Path(member.name))
         if target.exists():
             target.rename(Path(part) / "replaced")
         try:
@@ -32,7 +32,7 @@ def main(target: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
 
 
-def put(content: IO[bytes] | None, folder: Path, name: Path) -> None:
+def write_file(content: IO[bytes] | None, folder: Path, name: Path) -> None:
     if content is None or name.is_absolute() or ".." in name.parts:
         raise SystemExit(f"{name} is not a file of our code")
     (folder / name).parent.mkdir(parents=True, exist_ok=True)

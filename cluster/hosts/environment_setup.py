@@ -18,38 +18,42 @@ from cluster.interpreters import Interpreter
 from cluster.paths import storage_dir
 
 
-def tell(**fields: Any) -> None:
+def send(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
     try:
-        tell(done=_prepared(json.load(sys.stdin)))
+        send(done=_prepare(json.load(sys.stdin)))
     except PolyfleetError as e:
-        tell(error={"message": e.message, "remedy": e.remedy, "user": isinstance(e, UserError)})
+        send(error={"message": e.message, "remedy": e.remedy, "user": isinstance(e, UserError)})
     except OSError as e:
-        tell(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
+        send(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
 
 
-def _prepared(request: dict[str, Any]) -> dict[str, Any]:
+def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     pools = {
         pool: (_interpreter(pool_request), _storage(pool, pool_request["storage"]))
         for pool, pool_request in request["pools"].items()
     }
-    usable = [python for python, _ in pools.values() if runs_nodes(interpreters.look(python), request["ray"])]
-    node = usable[0] if usable else _made(request["node"])
+    usable = [
+        python
+        for python, _ in pools.values()
+        if can_run_nodes(interpreters.inspect_interpreter(python), request["ray"])
+    ]
+    node = usable[0] if usable else _make(request["node"])
     reply = {pool: {"interpreter": str(python), "storage": storage} for pool, (python, storage) in pools.items()}
     return {"node": str(node), "pools": reply}
 
 
-def runs_nodes(interpreter: Interpreter, ray: str) -> bool:
+def can_run_nodes(interpreter: Interpreter, ray: str) -> bool:
     """Return whether nodes of this fleet can run from it.
 
     It needs the fleet's version of Ray, and the minor version of Python that the head and this process have.
     """
     minor = f"{sys.version_info.major}.{sys.version_info.minor}."
-    missing = set(interpreters.NEEDED) - {"torch"} - interpreter.modules
+    missing = set(interpreters.REQUIRED_MODULES) - {"torch"} - interpreter.modules
     return (
         not (interpreter.problem or missing)
         and interpreter.python.startswith(minor)
@@ -72,11 +76,11 @@ def _interpreter(pool: dict[str, Any]) -> Path:
     """
     if "interpreter" in pool:
         return environments.named_interpreter(pool["interpreter"])
-    return _made(pool["recipe"])
+    return _make(pool["recipe"])
 
 
-def _made(recipe: dict[str, Any]) -> Path:
-    return environments.create(recipes.from_plain(recipe), lambda line: tell(progress=line))
+def _make(recipe: dict[str, Any]) -> Path:
+    return environments.create(recipes.from_plain(recipe), lambda line: send(progress=line))
 
 
 if __name__ == "__main__":

@@ -11,38 +11,38 @@ from cluster.fleet_record import FleetRecord, HostRecord
 from cluster.hosts import host_steps, pending_stops
 from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
-from cluster.hosts.survey import Visit, each
+from cluster.hosts.survey import HostState, map_in_threads
 from cluster.paths import home
 
 Progress = Callable[[str], None]
 
 
-def join(visits: list[Visit], progress: Progress) -> list[Visit]:
+def join(visits: list[HostState], progress: Progress) -> list[HostState]:
     """Start the nodes of every host. A host is recorded before anything starts there.
 
     Errors are in the visits.
     """
     joining = {visit.name: host_record(visit) for visit in visits}
-    record = embedded.keep_hosts(joining)
+    record = embedded.record_hosts(joining)
 
-    def joined(visit: Visit) -> Visit:
+    def joined(visit: HostState) -> HostState:
         try:
-            join_one(record, joining[visit.name], progress)
+            join_host(record, joining[visit.name], progress)
         except PolyfleetError as e:
             return visit.with_error(e)
         progress(f"host {visit.request.host}: {', '.join(visit.nodes)} joined")
         return visit
 
-    return each(visits, joined)
+    return map_in_threads(visits, joined)
 
 
-def join_one(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
+def join_host(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
     """Start the nodes of a host that are not running; none if all are. Raises PolyfleetError."""
     remote = Remote(host.host, SSHSpec(**host.ssh))
     host_steps.join(remote, host.python, host.code, host.home, request_for(record, host), progress)
 
 
-def host_record(visit: Visit) -> HostRecord:
+def host_record(visit: HostState) -> HostRecord:
     assert visit.facts is not None
     return HostRecord(
         name=visit.name,
@@ -84,7 +84,7 @@ def request_for(record: FleetRecord, host: HostRecord) -> dict[str, Any]:
 def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
     """Stop the fleet's processes on these hosts; returns the stopped nodes.
 
-    A host that cannot be reached is recorded, and `settle` stops its processes later.
+    A host that cannot be reached is recorded, and `leave_pending` stops its processes later.
     """
 
     def left(host: HostRecord) -> list[str]:
@@ -96,15 +96,15 @@ def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
                 f"nodes on host {host.host} are not stopped: {e.message}; run `polyfleet down` again once the host "
                 "can be reached"
             )
-            pending_stops.remember(host)
+            pending_stops.add(host)
             return []
-        pending_stops.forget(host)
+        pending_stops.remove(host)
         return stopped
 
-    return [node for nodes in each(list(hosts), left) for node in nodes]
+    return [node for nodes in map_in_threads(list(hosts), left) for node in nodes]
 
 
-def settle(progress: Progress, but: Iterable[str] = ()) -> None:
+def leave_pending(progress: Progress, but: Iterable[str] = ()) -> None:
     """Stop the fleet's processes on hosts that could not be reached at `down`, if they can be reached now."""
     if pending := [host for host in pending_stops.hosts() if host.name not in set(but)]:
         leave(pending, progress)

@@ -14,31 +14,31 @@ from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord, HostRecord
 from cluster.fleet_spec import FleetSpec
 from cluster.hosts import host_steps
-from cluster.hosts.fleet import host_record, join_one, leave, request_for
+from cluster.hosts.fleet import host_record, join_host, leave, request_for
 from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
-from cluster.hosts.survey import Visit
+from cluster.hosts.survey import HostState
 from cluster.paths import home, umask
-from cluster.processes import terminate
+from cluster.processes import reap
 from cluster.raylets import new_token, remove_tokens
 from cluster.version import VERSION
 
-ANSWER_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 Progress = Callable[[str], None]
 
 
-def up(spec: FleetSpec, visit: Visit, progress: Progress) -> FleetRecord:
+def up(spec: FleetSpec, visit: HostState, progress: Progress) -> FleetRecord:
     """Start the fleet's head on the host of `visit`, and return the fleet's record. Idempotent.
 
     Raises Conflict if another fleet is up here, and FleetError if the head does not start: then nothing is left of it.
     """
     with embedded.fleet_lock(progress=progress):
         current = fleet_record.read()
-        embedded.refuse_other(current, spec)
+        embedded.check_same_fleet(current, spec)
         host = host_record(visit)
         record = _with_host(current or _new_record(spec), host)
         try:
-            return started(record, host, progress)
+            return start(record, host, progress)
         except BaseException:
             if current is None:
                 leave([host], progress)
@@ -47,37 +47,37 @@ def up(spec: FleetSpec, visit: Visit, progress: Progress) -> FleetRecord:
             raise
 
 
-def started(record: FleetRecord, host: HostRecord, progress: Progress) -> FleetRecord:
+def start(record: FleetRecord, host: HostRecord, progress: Progress) -> FleetRecord:
     """Start the head, at its last address if that is free, and return the updated record.
 
     If the cluster is a new one, our own node of the previous cluster on this machine is ended. Raises PolyfleetError.
     """
     request = request_for(record, host) | {"head": "", "port": int(record.address.rpartition(":")[2])}
     remote = Remote(host.host, SSHSpec(**host.ssh))
-    address, cluster = host_steps.lead(remote, host.python, host.code, host.home, request, progress)
+    address, cluster = host_steps.start_head(remote, host.python, host.code, host.home, request, progress)
     if cluster != record.cluster:
-        terminate(p.process for p in record.processes)
+        reap(p.process for p in record.processes)
         record = replace(record, processes=())
     record = replace(record, address=address, cluster=cluster, state="up")
     fleet_record.write(record)
     return record
 
 
-def join_again(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
+def rejoin(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
     """Join a host again: first the head, if it is on that host, then its nodes. All hosts join a new head.
 
     Raises PolyfleetError.
     """
-    with embedded.fleet_lock(embedded.REPAIR):
+    with embedded.fleet_lock(embedded.REPAIR_MARK):
         current = fleet_record.read()
         if current is None or current.state != "up":
             raise FleetError("the fleet was taken down before the host joined again", "run `polyfleet up` again")
-        record = started(current, host, progress) if host.name == current.head_host else current
+        record = start(current, host, progress) if host.name == current.head_host else current
     errors = []
     for joining in record.hosts if record.cluster != current.cluster else (host,):
         try:
             if joining.nodes:
-                join_one(record, joining, progress)
+                join_host(record, joining, progress)
         except PolyfleetError as e:
             errors.append(e)
     if errors:
@@ -116,11 +116,11 @@ def _new_record(spec: FleetSpec) -> FleetRecord:
     )
 
 
-def answers(record: FleetRecord) -> bool:
+def is_listening(record: FleetRecord) -> bool:
     """Return whether a process listens at the head's address."""
     host, _, port = record.address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError):
         return False
     return True

@@ -18,7 +18,7 @@ from cluster.ray_head import HEAD
 
 AWAY_S = 20.0
 """Time without a node after which its host counts as away. The keeper restarts a lost node in half that time."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 240.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 15.0, 240.0
 Join = Callable[[FleetRecord, HostRecord, Callable[[str], None]], None]
 
 
@@ -30,14 +30,14 @@ class _Away:
     error: str = ""
 
 
-class Rejoins:
+class HostRejoin:
     """Rejoins hosts that are away.
 
     It needs a thread of its own: a call takes as long as ssh waits for a host.
     """
 
     def __init__(
-        self, progress: Callable[[str], None], now_s: Callable[[], float] = time.monotonic, join: Join = head.join_again
+        self, progress: Callable[[str], None], now_s: Callable[[], float] = time.monotonic, join: Join = head.rejoin
     ):
         self._progress, self._now_s, self._join = progress, now_s, join
         self._away: dict[str, _Away] = {}
@@ -57,7 +57,7 @@ class Rejoins:
         started, waiting = [], {}
         for host in record.hosts:
             missing = [node for node in host.nodes if node not in ready]
-            if host.name == record.head_host and not head.answers(record):
+            if host.name == record.head_host and not head.is_listening(record):
                 missing.insert(0, HEAD)
             if not missing:
                 self._away.pop(host.name, None)
@@ -76,6 +76,6 @@ class Rejoins:
             away.error = ""
         except (PolyfleetError, OSError) as e:
             away.error = e.message if isinstance(e, PolyfleetError) else str(e)
-        away.next_s = self._now_s() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**away.tries)
+        away.next_s = self._now_s() + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**away.tries)
         away.tries += 1
         return not away.error

@@ -21,7 +21,7 @@ from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.hosts import plan
 from cluster.hosts.ssh import HostRefused, Remote
 
-OURS = Path(__file__).parent
+FOLDER = Path(__file__).parent
 LOOK_S, SEND_S, PREPARE_S, JOIN_S, LEAVE_S = 30.0, 300.0, 3600.0, 180.0, 60.0
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 NO_PYTHON = "no-python"
@@ -29,25 +29,25 @@ Progress = Callable[[str], None]
 Data = dict[str, Any]
 
 # Names and paths of a Python of the head's minor version: Ray refuses any other, or its actors would crash.
-_PLACES = (
+_PYTHON_PATHS = (
     f"python{VERSION} /usr/bin/python{VERSION} /usr/local/bin/python{VERSION} /opt/python{VERSION}/bin/python{VERSION} "
     f'"$HOME"/.local/bin/python{VERSION} "$HOME"/.local/share/uv/python/cpython-{VERSION}*/bin/python{VERSION} '
     f'"$HOME"/.pyenv/versions/{VERSION}*/bin/python{VERSION} python3'
 )
 _CHECK = f"import sys; sys.exit(sys.version_info[:2] != ({VERSION.replace('.', ', ')}))"
 FIND_PYTHON = (
-    f"for p in {_PLACES}; do "
+    f"for p in {_PYTHON_PATHS}; do "
     f'"$p" -I -c {shlex.quote(_CHECK)} </dev/null >/dev/null 2>&1 && exec "$p" -I -; '
     f'done; echo {NO_PYTHON} "$(python3 -V 2>&1)"'
 )
 
 
-def look(remote: Remote, request: Data) -> plan.Found:
+def inspect_host(remote: Remote, request: Data) -> plan.HostFacts:
     """Collect the facts of a host.
 
     Raises HostUnreachable and HostRefused, the latter also if it has no usable Python.
     """
-    code = f"ASKED = {request!r}\n".encode() + (OURS / "host_facts.py").read_bytes()
+    code = f"ASKED = {request!r}\n".encode() + (FOLDER / "host_facts.py").read_bytes()
     requested_s = time.time()
     completed = remote.run(["sh", "-c", FIND_PYTHON], code, timeout_s=LOOK_S)
     answered_s = time.time()
@@ -60,22 +60,22 @@ def look(remote: Remote, request: Data) -> plan.Found:
             f"install it there, for example with `uv python install {VERSION}`: all nodes of a fleet need one Python",
         )
     try:
-        return plan.from_look(json.loads(lines[-1]), requested_s, answered_s)
+        return plan.parse_facts(json.loads(lines[-1]), requested_s, answered_s)
     except (ValueError, IndexError, TypeError, KeyError):
-        raise _misunderstood(remote, completed.stderr or completed.output.decode(errors="replace")) from None
+        raise _unexpected_answer(remote, completed.stderr or completed.output.decode(errors="replace")) from None
 
 
-def send_code(remote: Remote, facts: plan.Found, code: Path) -> str:
+def send_code(remote: Remote, facts: plan.HostFacts, code: Path) -> str:
     """Copy our code to the host's cache and return its folder. Does nothing if the code is there already."""
     target = f"{facts.cache}/code/{code.name}"
     if facts.has_code:
         return target
-    script = base64.b64encode((OURS / "code_receiver.py").read_bytes()).decode()
+    script = base64.b64encode((FOLDER / "code_receiver.py").read_bytes()).decode()
     command = [facts.python, "-I", "-c", f"import base64; exec(base64.b64decode('{script}'))", target]
     completed = remote.run(command, _packed(code), timeout_s=SEND_S)
     if completed.code:
         raise FleetError(
-            f"host {remote.host} could not store our code: {_last(completed.stderr)}", "free disk space there"
+            f"host {remote.host} could not store our code: {_last_line(completed.stderr)}", "free disk space there"
         )
     return target
 
@@ -90,7 +90,7 @@ def _packed(folder: Path) -> bytes:
 
 
 def prepare(
-    remote: Remote, facts: plan.Found, code: str, pools: Mapping[str, tuple[Any, str]], progress: Progress
+    remote: Remote, facts: plan.HostFacts, code: str, pools: Mapping[str, tuple[Any, str]], progress: Progress
 ) -> Data:
     """Make the environments of `pools` on the host.
 
@@ -102,35 +102,35 @@ def prepare(
         | {"storage": storage or f"{facts.home}/storage/{pool}"}
         for pool, (source, storage) in pools.items()
     }
-    request = {"pools": pool_requests, "ray": version("ray"), "node": asdict(recipes.of_nodes())}
+    request = {"pools": pool_requests, "ray": version("ray"), "node": asdict(recipes.node_recipe())}
     command = ["env", f"PYTHONPATH={code}", facts.python, "-P", "-m", "cluster.hosts.environment_setup"]
-    reply: Data = ask(remote, command, request, PREPARE_S, progress)
+    reply: Data = call(remote, command, request, PREPARE_S, progress)
     return reply
 
 
 def join(remote: Remote, python: str, code: str, home: str, request: Data, progress: Progress) -> Data:
     """Start the host's nodes that are not running; returns the host's state."""
-    reply: Data = ask(remote, _ours(python, code, home, "join"), request, JOIN_S, progress)
+    reply: Data = call(remote, _host_command(python, code, home, "join"), request, JOIN_S, progress)
     return reply
 
 
-def lead(remote: Remote, python: str, code: str, home: str, request: Data, progress: Progress) -> tuple[str, str]:
+def start_head(remote: Remote, python: str, code: str, home: str, request: Data, progress: Progress) -> tuple[str, str]:
     """Start the fleet's head on the host; returns its address, and the identity of its Ray cluster."""
-    reply: Data = ask(remote, _ours(python, code, home, "lead"), request, JOIN_S, progress)
+    reply: Data = call(remote, _host_command(python, code, home, "lead"), request, JOIN_S, progress)
     return str(reply["address"]), str(reply["cluster"])
 
 
 def leave(remote: Remote, python: str, code: str, home: str) -> list[str]:
     """Stop all of the fleet's processes on the host. Returns the nodes that ran."""
-    stopped: list[str] = ask(remote, _ours(python, code, home, "leave"), {}, LEAVE_S, lambda line: None)
+    stopped: list[str] = call(remote, _host_command(python, code, home, "leave"), {}, LEAVE_S, lambda line: None)
     return stopped
 
 
-def _ours(python: str, code: str, home: str, verb: str) -> list[str]:
+def _host_command(python: str, code: str, home: str, verb: str) -> list[str]:
     return ["env", f"PYTHONPATH={code}", f"POLYFLEET_HOME={home}", python, "-P", "-m", "workers.host", verb]
 
 
-def ask(remote: Remote, command: Sequence[str], request: Data, timeout_s: float, progress: Progress) -> Any:
+def call(remote: Remote, command: Sequence[str], request: Data, timeout_s: float, progress: Progress) -> Any:
     """Run one of our programs on the host and return its result; pass on its progress as it comes.
 
     Raises the error that the program returns.
@@ -152,17 +152,17 @@ def ask(remote: Remote, command: Sequence[str], request: Data, timeout_s: float,
         kind: type[PolyfleetError] = UserError if error["user"] else FleetError
         raise kind(f"host {remote.host}: {error['message']}", error["remedy"])
     if "done" not in reply:
-        raise _misunderstood(remote, completed.stderr)
+        raise _unexpected_answer(remote, completed.stderr)
     return reply["done"]
 
 
-def _misunderstood(remote: Remote, output: str) -> FleetError:
+def _unexpected_answer(remote: Remote, output: str) -> FleetError:
     return FleetError(
-        f"host {remote.host} gave an unexpected answer: {_last(output)}",
+        f"host {remote.host} gave an unexpected answer: {_last_line(output)}",
         f"check that `ssh {remote.host} true` runs there and prints nothing",
     )
 
 
-def _last(output: str) -> str:
+def _last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"

@@ -24,11 +24,11 @@ def hosts() -> list[HostRecord]:
         ) from None
 
 
-def remember(host: HostRecord) -> None:
+def add(host: HostRecord) -> None:
     _write(host, True)
 
 
-def forget(host: HostRecord) -> None:
+def remove(host: HostRecord) -> None:
     _write(host, False)
 
 

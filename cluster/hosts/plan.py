@@ -14,7 +14,7 @@ CODE_BYTES = GB // 100
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HostFacts:
     """Facts of a host, as reported by `host_facts.py`.
 
     `absent` are the interpreters of its pools that it does not have; `has_port`: the requested port is free. Times are
@@ -49,7 +49,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HostRequest:
     """What a host is to run.
 
     `recipes` has, by pool, the environments; `interpreters` the paths of pools that name one instead. `leads`: it has
@@ -80,9 +80,9 @@ class HostPlan:
     problems: tuple[tuple[str, str], ...] = ()
 
 
-def planned(request: Wanted, facts: Found, running: Sequence[str]) -> HostPlan:
+def make_plan(request: HostRequest, facts: HostFacts, running: Sequence[str]) -> HostPlan:
     """Make the plan of a host. `running` are the nodes of this fleet that run there already."""
-    missing = [recipe for recipe in request.recipes.values() if not has(facts, recipe)]
+    missing = [recipe for recipe in request.recipes.values() if not has_environment(facts, recipe)]
     return HostPlan(
         request.name,
         request.host,
@@ -95,13 +95,13 @@ def planned(request: Wanted, facts: Found, running: Sequence[str]) -> HostPlan:
     )
 
 
-def has(facts: Found, recipe: Recipe) -> bool:
+def has_environment(facts: HostFacts, recipe: Recipe) -> bool:
     """Return whether the host has that environment, in one of its builds."""
     host_python = (facts.implementation, facts.python_version, facts.platform)
     return any(variant.key_on(*host_python) in facts.environments for variant in recipe.variants)
 
 
-def _steps(request: Wanted, facts: Found, missing: Sequence[Recipe], running: Sequence[str]) -> Sequence[str]:
+def _steps(request: HostRequest, facts: HostFacts, missing: Sequence[Recipe], running: Sequence[str]) -> Sequence[str]:
     nodes = [f"{pool}-{request.name}" for pool in request.pools]
     absent = [node for node in nodes if node not in running]
     names = dict.fromkeys(recipe.name for recipe in missing)
@@ -112,7 +112,7 @@ def _steps(request: Wanted, facts: Found, missing: Sequence[Recipe], running: Se
     return steps or ["nothing to do: its nodes are running"]
 
 
-def _warnings(facts: Found) -> list[str]:
+def _warnings(facts: HostFacts) -> list[str]:
     if abs(facts.skew_s) <= SKEW_S:
         return []
     direction = "ahead of" if facts.skew_s > 0 else "behind"
@@ -120,7 +120,7 @@ def _warnings(facts: Found) -> list[str]:
 
 
 def _problems(
-    request: Wanted, facts: Found, missing: Sequence[Recipe], running: Sequence[str]
+    request: HostRequest, facts: HostFacts, missing: Sequence[Recipe], running: Sequence[str]
 ) -> list[tuple[str, str]]:
     problems = []
     if not facts.has_address:
@@ -151,11 +151,11 @@ def _problems(
     return problems
 
 
-def from_look(reply: Mapping[str, Any], requested_s: float, answered_s: float) -> Found:
+def parse_facts(reply: Mapping[str, Any], requested_s: float, answered_s: float) -> HostFacts:
     """Return the facts in the reply of `host_facts.py`.
 
     The host's clock is compared with the middle of the request's duration here.
     """
-    fields = {name: reply[name] for name in Found.__slots__ if name in reply}
+    fields = {name: reply[name] for name in HostFacts.__slots__ if name in reply}
     skew_s = float(reply["time_s"]) - (requested_s + answered_s) / 2
-    return Found(**fields | {name: tuple(reply[name]) for name in ("environments", "absent")}, skew_s=skew_s)
+    return HostFacts(**fields | {name: tuple(reply[name]) for name in ("environments", "absent")}, skew_s=skew_s)

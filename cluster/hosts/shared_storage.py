@@ -5,15 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from cluster.errors import SpecError
 from cluster.types import Finding, NodeFacts
 
-NAMED = 8
-KEEPS = (
+MAX_NAMED = 8
+KEEP_REMEDY = (
     "mount one folder on all of them and name it as the pool's `storage`; or give jobs checkpoint: {replicas: 1}, or "
     "recovery: {on_disconnect: wait}"
 )
-SHARES = "mount one shared folder there on each of them, or leave `shared_storage` out"
+SHARE_REMEDY = "mount one shared folder there on each of them, or leave `shared_storage` out"
 
 
-def apart(pool: str, by_host: Mapping[str, str]) -> str:
+def storage_difference(pool: str, by_host: Mapping[str, str]) -> str:
     """Return a message about hosts whose storages differ; "" if they share one.
 
     `by_host` has the identity of each host's storage, "" if it is not known.
@@ -24,8 +24,8 @@ def apart(pool: str, by_host: Mapping[str, str]) -> str:
     groups = [
         [host for host in identities if identities[host] == storage] for storage in dict.fromkeys(identities.values())
     ]
-    names = [" and ".join(group) for group in groups[:NAMED]]
-    more = f"; and {len(groups) - NAMED} more" if len(groups) > NAMED else ""
+    names = [" and ".join(group) for group in groups[:MAX_NAMED]]
+    more = f"; and {len(groups) - MAX_NAMED} more" if len(groups) > MAX_NAMED else ""
     listing = f"{'; '.join(names)}{more}"
     return f"pool {pool} has {len(groups)} separate storages ({listing}): a lost host takes its checkpoints with it"
 
@@ -38,19 +38,23 @@ def warnings(declared: Mapping[str, bool], storages: Mapping[str, Mapping[str, s
     """
     for pool, by_host in storages.items():
         if declared.get(pool) and len(by_host) > 1:
-            _refuse(pool, by_host)
-    return [f"{message}; {KEEPS}" for pool, by_host in storages.items() if (message := apart(pool, by_host))]
+            _check_shared(pool, by_host)
+    return [
+        f"{message}; {KEEP_REMEDY}"
+        for pool, by_host in storages.items()
+        if (message := storage_difference(pool, by_host))
+    ]
 
 
-def _refuse(pool: str, by_host: Mapping[str, str]) -> None:
+def _check_shared(pool: str, by_host: Mapping[str, str]) -> None:
     field = f"pools.{pool}.shared_storage"
     if unreadable := [host for host, storage in by_host.items() if not storage]:
         message = (
             f"the storage of {', '.join(unreadable)} can neither be written nor read: whether it is shared is not known"
         )
         raise SpecError(field, message, "give the user write access to that folder")
-    if difference := apart(pool, by_host):
-        raise SpecError(field, difference, SHARES)
+    if difference := storage_difference(pool, by_host):
+        raise SpecError(field, difference, SHARE_REMEDY)
 
 
 def findings(nodes: Iterable[NodeFacts], declared: Mapping[str, bool]) -> Iterator[Finding]:
@@ -64,6 +68,6 @@ def findings(nodes: Iterable[NodeFacts], declared: Mapping[str, bool]) -> Iterat
         storages.setdefault(facts.pool, {})[facts.node] = facts.storage_id
         machines.setdefault(facts.pool, set()).add((facts.host, facts.address))
     for pool, by_node in sorted(storages.items()):
-        if len(machines[pool]) > 1 and (message := apart(pool, by_node)):
+        if len(machines[pool]) > 1 and (message := storage_difference(pool, by_node)):
             shared = declared.get(pool, False)
-            yield Finding("error" if shared else "info", "storage", message, SHARES if shared else KEEPS)
+            yield Finding("error" if shared else "info", "storage", message, SHARE_REMEDY if shared else KEEP_REMEDY)

@@ -15,7 +15,7 @@ from cluster.validation_errors import WrongValueError
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]{2,39}")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 JUMP = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:[0-9]{1,5})?")
-MOST_HOSTS = 256
+MAX_HOSTS = 256
 
 
 def _host(value: str) -> str:
@@ -129,5 +129,5 @@ class HeadSpec(BaseModel, extra="forbid", frozen=True):
 
 Hosts = Annotated[
     tuple[Annotated[HostSpec, WrittenAs(HostSpec | str)], ...],
-    Field(max_length=MOST_HOSTS),
+    Field(max_length=MAX_HOSTS),
 ]

@@ -27,8 +27,8 @@ OPTIONS = (
 )
 FAILED = 255
 """Exit code of `ssh` itself if there is no connection."""
-LONGEST_WORDS = 300
-Hear = Callable[[str], None]
+MAX_LOG_LINE_LENGTH = 300
+OnLine = Callable[[str], None]
 
 
 class HostUnreachable(FleetError):
@@ -40,7 +40,7 @@ class HostRefused(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CompletedCommand:
     code: int
     output: bytes
     stderr: str
@@ -70,8 +70,8 @@ class Remote:
         return ["ssh", *settings, *options, "-T", "--", self.host, f"exec {shlex.join(arguments)}"]
 
     def run(
-        self, arguments: Sequence[str], stdin: bytes = b"", *, timeout_s: float, on_line: Hear | None = None
-    ) -> Answer:
+        self, arguments: Sequence[str], stdin: bytes = b"", *, timeout_s: float, on_line: OnLine | None = None
+    ) -> CompletedCommand:
         """Run `arguments` there with `stdin`; `on_line` is called at once for each line of output.
 
         Raises HostUnreachable, also after `timeout_s`, and HostRefused.
@@ -103,19 +103,19 @@ class Remote:
             _kill(process)
         if late.is_set():
             raise HostUnreachable(
-                f"host {self.host} did not answer within {timeout_s:.0f} s", TRY.format(host=self.host)
+                f"host {self.host} did not answer within {timeout_s:.0f} s", RETRY_REMEDY.format(host=self.host)
             )
         if code == FAILED:
             raise failure(self.host, stderr)
-        return Answer(code, output, stderr)
+        return CompletedCommand(code, output, stderr)
 
 
-TRY = "check that `ssh {host} true` works, then run the command again"
+RETRY_REMEDY = "check that `ssh {host} true` works, then run the command again"
 
 
 def failure(host: str, stderr: str) -> PolyfleetError:
     """Return the error for the message that ssh printed when it could not connect."""
-    lowered, last = stderr.lower(), _last(stderr)
+    lowered, last = stderr.lower(), _last_line(stderr)
     if "could not resolve hostname" in lowered or "name or service not known" in lowered:
         return HostRefused(f"host {host} is unknown: {last}", "write a name that `ssh` can resolve, or its IP address")
     if "identification has changed" in lowered:
@@ -133,15 +133,15 @@ def failure(host: str, stderr: str) -> PolyfleetError:
             f"host {host} refuses our key: {last}",
             f"name the right `ssh.user` and `ssh.key`, or add the key there: ssh-copy-id {host}",
         )
-    return HostUnreachable(f"host {host} cannot be reached: {last}", TRY.format(host=host))
+    return HostUnreachable(f"host {host} cannot be reached: {last}", RETRY_REMEDY.format(host=host))
 
 
-def _last(stderr: str) -> str:
+def _last_line(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1][:LONGEST_WORDS] if lines else "ssh gave no reason"
+    return lines[-1][:MAX_LOG_LINE_LENGTH] if lines else "ssh gave no reason"
 
 
-def _exchange(process: "subprocess.Popen[bytes]", stdin_bytes: bytes, on_line: Hear | None) -> tuple[bytes, str]:
+def _exchange(process: "subprocess.Popen[bytes]", stdin_bytes: bytes, on_line: OnLine | None) -> tuple[bytes, str]:
     """Return the process's stdout and stderr.
 
     Threads serve all three pipes, so that a full pipe cannot block it.

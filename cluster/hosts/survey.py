@@ -14,27 +14,27 @@ from cluster import code_export, environments, identity, recipes
 from cluster.errors import FleetError, PolyfleetError, SpecError, UserError
 from cluster.fleet_spec import FleetSpec, Placement
 from cluster.hosts import host_steps, shared_storage
-from cluster.hosts.plan import Found, HostPlan, Wanted, planned
+from cluster.hosts.plan import HostFacts, HostPlan, HostRequest, make_plan
 from cluster.hosts.ssh import Remote
 from cluster.paths import home
 from cluster.recipes import Recipe
 
-MOST_AT_ONCE = 32
+MAX_CONCURRENT = 32
 Progress = Callable[[str], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """State of one host during `up`: what it is to run, and the facts `found` there or the `error`.
+class HostState:
+    """State of one host during `up`: what it is to run, and the facts `facts` there or the `error`.
 
     `storages` are the identities of its pools' storages, `python` is the Python that its nodes run from.
     """
 
-    request: Wanted
+    request: HostRequest
     remote: Remote
     nodes: tuple[str, ...]
-    facts: Found | None = None
+    facts: HostFacts | None = None
     plan: HostPlan | None = None
     error: PolyfleetError | None = None
     code: str = ""
@@ -46,7 +46,7 @@ class Visit:
     def name(self) -> str:
         return self.request.name
 
-    def with_error(self, error: PolyfleetError) -> "Visit":
+    def with_error(self, error: PolyfleetError) -> "HostState":
         return replace(self, error=error)
 
     def view(self) -> dict[str, Any]:
@@ -64,18 +64,18 @@ class Visit:
         }
 
 
-def survey(spec: FleetSpec) -> list[Visit]:
+def survey(spec: FleetSpec) -> list[HostState]:
     """Inspect every host; a host that cannot be used has an `error`.
 
     Raises SpecError for a missing local file.
     """
-    _refuse_missing_files(spec)
+    _check_ssh_files(spec)
     exported = code_export.export()
     request = {"identity": identity.fleet_identity(home()), "code": exported.name}
-    return each(visits(spec), lambda visit: _looked_at(visit, request))
+    return map_in_threads(visits(spec), lambda visit: _inspect(visit, request))
 
 
-def _refuse_missing_files(spec: FleetSpec) -> None:
+def _check_ssh_files(spec: FleetSpec) -> None:
     ssh_settings = [
         ("ssh", spec.ssh),
         *((f"pools.{name}.ssh", pool.ssh) for name, pool in spec.pools.items() if pool.ssh),
@@ -86,36 +86,38 @@ def _refuse_missing_files(spec: FleetSpec) -> None:
                 raise SpecError(f"{owner}.{name}", f"there is no file {path}", "name one that exists, or leave it out")
 
 
-def visits(spec: FleetSpec) -> list[Visit]:
+def visits(spec: FleetSpec) -> list[HostState]:
     """Return one visit for each host, which may have nodes of several pools."""
     by_host: dict[str, list[Placement]] = {}
     for placement in spec.placements:
         by_host.setdefault(placement.host.name, []).append(placement)
     visits = [_visit(spec, placements) for placements in by_host.values()]
     if spec.head.host and spec.head.host_name not in by_host:
-        name, recipe_by_pool = spec.head.host_name, {"head": recipes.of_nodes()}
-        request = Wanted(name, spec.head.host, spec.head.address, (), recipe_by_pool, leads=True, port=spec.head.port)
-        visits.insert(0, Visit(request, Remote(spec.head.host, spec.ssh), ()))
+        name, recipe_by_pool = spec.head.host_name, {"head": recipes.node_recipe()}
+        request = HostRequest(
+            name, spec.head.host, spec.head.address, (), recipe_by_pool, leads=True, port=spec.head.port
+        )
+        visits.insert(0, HostState(request, Remote(spec.head.host, spec.ssh), ()))
     return visits
 
 
-def _visit(spec: FleetSpec, placements: list[Placement]) -> Visit:
+def _visit(spec: FleetSpec, placements: list[Placement]) -> HostState:
     first = placements[0]
     leads = first.host.name == spec.head.host_name
     pools = tuple(p.pool for p in placements)
-    to_make = {p: recipe for p in pools if isinstance(recipe := _asked(spec, p), Recipe)}
+    to_make = {p: recipe for p in pools if isinstance(recipe := _environment_source(spec, p), Recipe)}
     declared = {p.host.address for p in placements if p.host.address} | ({spec.head.address} if leads else set())
-    addresses = declared or {resolved(first)}
+    addresses = declared or {resolve_address(first)}
     if len(addresses) > 1:
         field_name, listed = f"pools.{pools[-1]}.hosts", ", ".join(sorted(addresses))
         raise SpecError(field_name, f"host {first.host.host} has several addresses: {listed}", "keep one of them")
-    interpreters = tuple(path for p in pools if isinstance(path := _asked(spec, p), str))
+    interpreters = tuple(path for p in pools if isinstance(path := _environment_source(spec, p), str))
     port = spec.head.port if leads else 0
-    request = Wanted(first.host.name, first.host.host, addresses.pop(), pools, to_make, interpreters, leads, port)
-    return Visit(request, Remote(first.host.host, first.ssh), tuple(p.node for p in placements))
+    request = HostRequest(first.host.name, first.host.host, addresses.pop(), pools, to_make, interpreters, leads, port)
+    return HostState(request, Remote(first.host.host, first.ssh), tuple(p.node for p in placements))
 
 
-def _asked(spec: FleetSpec, pool: str) -> Recipe | str:
+def _environment_source(spec: FleetSpec, pool: str) -> Recipe | str:
     """Return the recipe of a pool's environment, or the path of the interpreter that it names."""
     environment = spec.pools[pool].environment
     if environment.interpreter:
@@ -125,7 +127,7 @@ def _asked(spec: FleetSpec, pool: str) -> Recipe | str:
     return recipe
 
 
-def resolved(placement: Placement) -> str:
+def resolve_address(placement: Placement) -> str:
     """Return the host's IP address by its name, or "" if only ssh's configuration has the name.
 
     `address` must then be in the fleet file.
@@ -137,7 +139,7 @@ def resolved(placement: Placement) -> str:
     return str(matches[0][4][0])
 
 
-def _looked_at(visit: Visit, request: Mapping[str, str]) -> Visit:
+def _inspect(visit: HostState, request: Mapping[str, str]) -> HostState:
     if not visit.request.address:
         name, pool = visit.request.host, visit.request.pools[0]
         remedy = f"write {{host: {name}, address: IP}} in pools.{pool}.hosts"
@@ -148,10 +150,10 @@ def _looked_at(visit: Visit, request: Mapping[str, str]) -> Visit:
             "port": visit.request.port,
             "interpreters": list(visit.request.interpreters),
         }
-        facts = host_steps.look(visit.remote, {**request, **host_request})
+        facts = host_steps.inspect_host(visit.remote, {**request, **host_request})
     except PolyfleetError as e:
         return visit.with_error(e)
-    plan = planned(visit.request, facts, _living(facts))
+    plan = make_plan(visit.request, facts, _recorded_nodes(facts))
     visit = replace(visit, facts=facts, plan=plan)
     if plan.problems:
         message, remedy = plan.problems[0]
@@ -159,7 +161,7 @@ def _looked_at(visit: Visit, request: Mapping[str, str]) -> Visit:
     return visit
 
 
-def _living(facts: Found) -> list[str]:
+def _recorded_nodes(facts: HostFacts) -> list[str]:
     """Return the nodes on the host's record. Whether they run is checked when the host is joined."""
     try:
         return [p["node"] for p in json.loads(facts.record)["processes"] if p["role"] in ("worker", "head")]
@@ -167,27 +169,27 @@ def _living(facts: Found) -> list[str]:
         return []
 
 
-def accepted(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Visit]:
+def usable_hosts(spec: FleetSpec, visits: list[HostState], progress: Progress) -> list[HostState]:
     """Return the hosts that can be used, if these are enough for every pool; print the others.
 
     Otherwise raises the first error.
     """
     usable = [visit for visit in visits if visit.error is None]
     if lost := [visit for visit in visits if visit.error and visit.request.leads]:
-        raise _of_all(lost) if lost[0].facts else _without_head(_of_all(lost))
+        raise _combined_error(lost) if lost[0].facts else _head_error(_combined_error(lost))
     for name, pool in spec.pools.items():
         usable_count = sum(name in visit.request.pools for visit in usable)
         enough = (pool.min_hosts or len(pool.hosts)) if not pool.optional else 0
         failed = [visit for visit in visits if visit.error and name in visit.request.pools]
         if failed and usable_count < enough:
-            raise _of_all(failed)
+            raise _combined_error(failed)
     for visit in visits:
         if visit.error is not None:
             progress(f"host {visit.request.host} is skipped: {visit.error}")
     return usable
 
 
-def _without_head(error: PolyfleetError) -> PolyfleetError:
+def _head_error(error: PolyfleetError) -> PolyfleetError:
     kind = UserError if isinstance(error, UserError) else FleetError
     advice = (
         "this host is to run the head: if it is lost for good, run `polyfleet down`, name another host in `head`, and "
@@ -196,7 +198,7 @@ def _without_head(error: PolyfleetError) -> PolyfleetError:
     return kind(error.message, "; ".join(filter(None, (error.remedy, advice))))
 
 
-def _of_all(failed: list[Visit]) -> PolyfleetError:
+def _combined_error(failed: list[HostState]) -> PolyfleetError:
     """Combine the errors of several hosts: the first, up to three more, and the number of the rest."""
     first = failed[0].error
     assert first is not None
@@ -208,17 +210,19 @@ def _of_all(failed: list[Visit]) -> PolyfleetError:
     return kind(f"{first.message}; {first.remedy}; {others}{more}", "")
 
 
-def prepare(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Visit]:
+def prepare(spec: FleetSpec, visits: list[HostState], progress: Progress) -> list[HostState]:
     """Send our code to every host and make its environments. Errors are in the visits."""
     exported = code_export.export()
 
-    def prepared(visit: Visit) -> Visit:
+    def prepared(visit: HostState) -> HostState:
         assert visit.facts is not None
         for warning in visit.plan.warnings if visit.plan else ():
             progress(f"host {visit.request.host}: {warning}")
         try:
             code_folder = host_steps.send_code(visit.remote, visit.facts, exported)
-            pool_environments = {pool: (_asked(spec, pool), spec.pools[pool].storage) for pool in visit.request.pools}
+            pool_environments = {
+                pool: (_environment_source(spec, pool), spec.pools[pool].storage) for pool in visit.request.pools
+            }
             result = host_steps.prepare(visit.remote, visit.facts, code_folder, pool_environments, progress)
         except PolyfleetError as e:
             return visit.with_error(e)
@@ -226,10 +230,10 @@ def prepare(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Vi
         storages = {pool: reply["storage"] for pool, reply in result["pools"].items()}
         return replace(visit, code=code_folder, interpreters=interpreters, storages=storages, python=result["node"])
 
-    return each(visits, prepared)
+    return map_in_threads(visits, prepared)
 
 
-def look_at_storages(spec: FleetSpec, visits: list[Visit], progress: Progress) -> None:
+def check_storages(spec: FleetSpec, visits: list[HostState], progress: Progress) -> None:
     """Print the pools whose hosts do not share a storage. Raises SpecError if they are to share one."""
     storages: dict[str, dict[str, str]] = {}
     for visit in visits:
@@ -239,6 +243,6 @@ def look_at_storages(spec: FleetSpec, visits: list[Visit], progress: Progress) -
         progress(warning)
 
 
-def each(items: list[Any], work: Callable[[Any], T]) -> list[T]:
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, max(1, len(items))), thread_name_prefix="host") as threads:
+def map_in_threads(items: list[Any], work: Callable[[Any], T]) -> list[T]:
+    with ThreadPoolExecutor(min(MAX_CONCURRENT, max(1, len(items))), thread_name_prefix="host") as threads:
         return list(threads.map(work, items))

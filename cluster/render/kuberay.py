@@ -9,7 +9,7 @@ from cluster import catalogue
 from cluster.errors import SpecError
 from cluster.fleet_spec import FleetSpec
 from cluster.render.document import Document, Note, text
-from cluster.render.shapes import Shape, lacking, others, ray_version, settings, shapes, storages
+from cluster.render.shapes import Shape, missing_field, other_storages, ray_version, settings, shapes, storages
 from cluster.render.spec import KubernetesFleet, KubernetesHead, KubernetesPool, Tolerations, size_bytes
 from cluster.version import VERSION
 
@@ -29,7 +29,7 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
     """Return the file, and remarks for the user. Raises SpecError."""
     kubernetes = fleet.kubernetes or KubernetesFleet()
     if kubernetes.head is None:
-        raise lacking("kubernetes.head", "a RayCluster", "write e.g. {image: registry/polyfleet:tag}")
+        raise missing_field("kubernetes.head", "a RayCluster", "write e.g. {image: registry/polyfleet:tag}")
     if not fleet.name[0].isalpha() or fleet.name.endswith("-"):
         raise SpecError("name", f"{fleet.name!r} cannot be a RayCluster's name", "begin with a letter, end without `-`")
     pool_shapes = shapes(fleet, NEEDED)
@@ -111,7 +111,7 @@ def _group(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Docum
     slices = {"numOfHosts": shape.hosts} if shape.spec.topology else {}
     scale = {Note(f"slices {shape.spec.topology} of {shape.hosts} nodes"): None} if shape.hosts > 1 else {}
     return {
-        Note(f"\npool {shape.pool}: {_told(shape)}"): None,
+        Note(f"\npool {shape.pool}: {_device_text(shape)}"): None,
         "groupName": shape.pool,
         **scale,
         "replicas": shape.min_nodes // shape.hosts,
@@ -125,7 +125,7 @@ def _group(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Docum
     }
 
 
-def _told(shape: Shape) -> str:
+def _device_text(shape: Shape) -> str:
     return f"{shape.devices} x {shape.kind} per node" if shape.devices else "CPUs"
 
 
@@ -152,7 +152,7 @@ def _worker(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Docu
 
 def _variables(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> dict[str, str]:
     folders = storages(fleet, STORAGE)
-    neighbours = others(folders, shape.pool) if kubernetes.storage_claim else None
+    neighbours = other_storages(folders, shape.pool) if kubernetes.storage_claim else None
     return {"POLYFLEET_NODE_DIR": f"{HOME}/node"} | shape.variables(folders[shape.pool], neighbours)
 
 
@@ -182,7 +182,7 @@ def _spot(pool: str, selector: dict[str, str]) -> dict[str, str]:
     for prefix, labels in SPOT.items():
         if any(key.startswith(prefix) for key in selector):
             return labels
-    raise lacking(
+    raise missing_field(
         f"pools.{pool}.kubernetes.node_selector",
         "a pool of spot machines on an unknown cloud",
         'name the label that marks them, e.g. {cloud.google.com/gke-spot: "true"}',

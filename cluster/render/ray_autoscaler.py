@@ -14,7 +14,7 @@ from cluster import strict_yaml
 from cluster.errors import SpecError
 from cluster.fleet_spec import FleetSpec
 from cluster.render.document import Document, Note, text
-from cluster.render.shapes import Shape, lacking, ray_version, settings, shapes
+from cluster.render.shapes import Shape, missing_field, ray_version, settings, shapes
 from cluster.render.spec import AutoscalerFleet, AutoscalerPool
 from cluster.version import VERSION
 
@@ -35,7 +35,7 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
     if launcher is None or launcher.head is None:
         field = "ray_autoscaler" if launcher is None else "ray_autoscaler.head"
         example = "{provider: {type: aws, region: us-west-2}, head: {node_config: {InstanceType: m7i.xlarge}}}"
-        raise lacking(field, "a cluster-launcher file", f"write e.g. ray_autoscaler: {example}")
+        raise missing_field(field, "a cluster-launcher file", f"write e.g. ray_autoscaler: {example}")
     if HEAD in fleet.pools:
         raise SpecError(f"pools.{HEAD}", "is the name of the head's own node type", "rename the pool")
     pool_shapes = shapes(fleet, NEEDED)
@@ -51,7 +51,7 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
         | _files(launcher)
         | _commands(launcher, launcher.head)
     )
-    _as_ray_takes_it(document)
+    _check_ray_schema(document)
     return text(document), _remarks(fleet)
 
 
@@ -80,7 +80,9 @@ def _docker(fleet: FleetSpec, launcher: AutoscalerFleet) -> Document:
     for field, image in {"ray_autoscaler.head_image": launcher.head_image, **images}.items():
         if not image:
             what = "a fleet whose pools have images"
-            raise lacking(field, what, "name an image for each, or for none: Ray runs all nodes in containers, or none")
+            raise missing_field(
+                field, what, "name an image for each, or for none: Ray runs all nodes in containers, or none"
+            )
     options = ["--ulimit nofile=65536:65536", "--shm-size=8g"]
     return {"docker": {"image": launcher.head_image, "container_name": "polyfleet", "run_options": options}}
 
@@ -100,7 +102,7 @@ def _type(shape: Shape) -> Document:
     field = f"pools.{shape.pool}"
     if pool_settings is None:
         example = "{node_config: {InstanceType: p5.48xlarge}}"
-        raise lacking(
+        raise missing_field(
             f"{field}.ray_autoscaler", "this pool", f"write the cloud's name of the machine type, e.g. {example}"
         )
     if shape.hosts > 1:
@@ -118,7 +120,7 @@ def _type(shape: Shape) -> Document:
         "min_workers": shape.min_nodes,
         "max_workers": shape.max_nodes,
         **image,
-        "worker_setup_commands": [*_installing(shape, pool_settings), _writing(_variables(shape))],
+        "worker_setup_commands": [*_install_commands(shape, pool_settings), _write_command(_variables(shape))],
     }
 
 
@@ -126,7 +128,7 @@ def _variables(shape: Shape) -> dict[str, str]:
     return settings() | shape.variables(shape.spec.storage)
 
 
-def _installing(shape: Shape, pool_settings: AutoscalerPool) -> list[str]:
+def _install_commands(shape: Shape, pool_settings: AutoscalerPool) -> list[str]:
     """Return the installation commands: the user's own if there are any; none for an image; else ours."""
     if pool_settings.setup_commands or shape.spec.image:
         return list(pool_settings.setup_commands)
@@ -134,7 +136,7 @@ def _installing(shape: Shape, pool_settings: AutoscalerPool) -> list[str]:
     return [f"python3 -m pip install {shlex.join(requirements)}"]
 
 
-def _writing(variables: dict[str, str]) -> str:
+def _write_command(variables: dict[str, str]) -> str:
     """Return a command that writes the variables to the file that the start commands read."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     folder = f'export POLYFLEET_NODE_DIR="$HOME{FOLDER.removeprefix("~")}/node"'
@@ -158,11 +160,11 @@ def _commands(launcher: AutoscalerFleet, head: AutoscalerPool) -> Document:
     token = f'chmod 600 {TOKEN}; export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME{TOKEN.removeprefix("~")}"'
     prelude = f"ulimit -n 65536; . {VARIABLES}; {token}"
     install = () if launcher.head_image else (f"python3 -m pip install polyfleet=={VERSION} ray=={ray_version()}",)
-    setup = list(head.setup_commands) or [*install, *_of_the_cloud(str(launcher.provider.get("type", "")))]
+    setup = list(head.setup_commands) or [*install, *_cloud_setup_commands(str(launcher.provider.get("type", "")))]
     return {
         "initialization_commands": [],
         "setup_commands": [],
-        "head_setup_commands": [*setup, _writing(settings() | {"RAY_enable_autoscaler_v2": "1"})],
+        "head_setup_commands": [*setup, _write_command(settings() | {"RAY_enable_autoscaler_v2": "1"})],
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             "ray stop",
@@ -173,7 +175,7 @@ def _commands(launcher: AutoscalerFleet, head: AutoscalerPool) -> Document:
     }
 
 
-def _of_the_cloud(provider: str) -> list[str]:
+def _cloud_setup_commands(provider: str) -> list[str]:
     """Return the setup commands of Ray's own file for the cloud.
 
     They install the cloud's library on the head, where the autoscaler runs.
@@ -192,7 +194,7 @@ def _ray() -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def _as_ray_takes_it(document: Document) -> None:
+def _check_ray_schema(document: Document) -> None:
     """Check the file against Ray's schema.
 
     Raises SpecError with Ray's message, e.g. for `provider` or `auth`.

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from cluster import catalogue, environments
 from cluster.errors import SpecError
 from cluster.fleet_spec import FleetSpec, PoolSpec
-from cluster.ray_node import SETTINGS, unmasked
+from cluster.ray_node import SETTINGS, visibility_settings
 from cluster.render.spec import size_bytes, split_accelerators
 
 HOOK = "cluster.ray_start_hook.prepare_node_of_an_engine"
@@ -92,7 +92,7 @@ def environment_name(pool: PoolSpec) -> str:
 
 def settings() -> dict[str, str]:
     """Return the variables of every Ray node, including the head."""
-    return SETTINGS | {"RAY_START_HOOK": HOOK} | unmasked()
+    return SETTINGS | {"RAY_START_HOOK": HOOK} | visibility_settings()
 
 
 def ray_version() -> str:
@@ -108,7 +108,7 @@ def shapes(fleet: FleetSpec, needed: tuple[str, ...]) -> list[Shape]:
     return [_shape(name, pool, needed) for name, pool in fleet.pools.items()]
 
 
-def lacking(field: str, what: str, remedy: str) -> SpecError:
+def missing_field(field: str, what: str, remedy: str) -> SpecError:
     return SpecError(field, f"is required to render {what}", remedy)
 
 
@@ -118,7 +118,7 @@ def _shape(name: str, pool: PoolSpec, needed: tuple[str, ...]) -> Shape:
         raise SpecError(f"pools.{name}.accelerators", "the pool computes on CPUs", "leave the field out")
     for field in (*(() if on_cpus else ("accelerators",)), *needed):
         if not getattr(pool, field):
-            raise lacking(f"pools.{name}.{field}", "this pool", EXAMPLES[field])
+            raise missing_field(f"pools.{name}.{field}", "this pool", EXAMPLES[field])
     if name.endswith("-"):
         raise SpecError(f"pools.{name}", "a label's value cannot end with `-`", "rename the pool")
     kind, devices = ("cpu", 0) if on_cpus else split_accelerators(pool.accelerators or "")
@@ -148,7 +148,7 @@ def _hosts(name: str, pool: PoolSpec, kind: str, devices: int) -> int:
     field = f"pools.{name}.topology"
     if not pool.topology:
         if smallest:
-            raise lacking(field, f"a pool of {kind}", f"write the topology of its slices, e.g. {smallest}")
+            raise missing_field(field, f"a pool of {kind}", f"write the topology of its slices, e.g. {smallest}")
         return 1
     if smallest and pool.topology.count("x") != smallest.count("x"):
         raise SpecError(field, f"{pool.topology} is not a topology of {kind}", f"write it like {smallest}")
@@ -165,15 +165,15 @@ def _hosts(name: str, pool: PoolSpec, kind: str, devices: int) -> int:
     return hosts
 
 
-def below(folder: str, name: str) -> str:
+def storage_path(folder: str, name: str) -> str:
     """Return a pool's checkpoint folder in a folder that all nodes share."""
     return str(PurePosixPath(folder) / name)
 
 
 def storages(fleet: FleetSpec, folder: str) -> dict[str, str]:
     """Return each pool's checkpoint folder: its own, else one of its name in the shared `folder`."""
-    return {name: pool.storage or below(folder, name) for name, pool in fleet.pools.items()}
+    return {name: pool.storage or storage_path(folder, name) for name, pool in fleet.pools.items()}
 
 
-def others(storages: Mapping[str, str], pool: str) -> dict[str, str]:
+def other_storages(storages: Mapping[str, str], pool: str) -> dict[str, str]:
     return {name: path for name, path in storages.items() if name != pool}

@@ -8,7 +8,7 @@ Polyfleet's server. Text from users is in the script in quotes, or as one checke
 import shlex
 
 from cluster.fleet_spec import FleetSpec
-from cluster.render.shapes import Shape, environment_name, lacking, others, settings, shapes, storages
+from cluster.render.shapes import Shape, environment_name, missing_field, other_storages, settings, shapes, storages
 from cluster.render.spec import SlurmFleet, SlurmPool
 from cluster.version import VERSION
 
@@ -103,7 +103,7 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
     """Return the script, and remarks for the user. Raises SpecError."""
     slurm = fleet.slurm
     if slurm is None:
-        raise lacking(
+        raise missing_field(
             "slurm", "a batch script", "name a folder that all nodes see, e.g. slurm: {folder: /shared/me/polyfleet}"
         )
     pool_shapes = shapes(fleet, NEEDED)
@@ -111,14 +111,14 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
     parts = [_preface(fleet.name, slurm), _options(fleet.name, slurm, pool_shapes)]
     parts.append(f"\nfolder={shlex.quote(slurm.folder)}\npython={shlex.quote(python)}")
     parts.append("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(settings().items())))
-    parts.append(f"everywhere=({_everywhere(len(pool_shapes))})")
+    parts.append(f"everywhere=({_srun_options(len(pool_shapes))})")
     parts.append(HEAD.rstrip("\n"))
     folders = storages(fleet, f"{slurm.folder}/storage")
     parts += [_nodes(number, shape, len(pool_shapes), folders) for number, shape in enumerate(pool_shapes)]
     return "\n".join(parts) + END, []
 
 
-def _everywhere(pools: int) -> str:
+def _srun_options(pools: int) -> str:
     """Return the options of an srun that runs once on each node of the job."""
     components = f"'--het-group={','.join(map(str, range(pools)))}' " if pools > 1 else ""
     return f"{components}--ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none --overlap"
@@ -128,7 +128,7 @@ def _interpreter(fleet: FleetSpec) -> str:
     """Return the Python of the first pool, in which the head and the server run too."""
     for name, pool in fleet.pools.items():
         if not pool.environment.interpreter.startswith("/"):
-            raise lacking(
+            raise missing_field(
                 f"pools.{name}.environment", "a batch script",
                 "name a Python that all nodes see and that has Ray and Polyfleet: {interpreter: /shared/env/bin/python}"
             )  # fmt: skip
@@ -160,7 +160,7 @@ def _options(name: str, slurm: SlurmFleet, pool_shapes: list[Shape]) -> str:
     }
     # Components need different names: by `singleton`, one would wait for another of the same name.
     names = [{}, *({"job-name": f"polyfleet-{name}-{shape.pool}"} for shape in pool_shapes[1:])]
-    blocks = [_lines(name_option | _of_pool(shape)) for name_option, shape in zip(names, pool_shapes, strict=True)]
+    blocks = [_lines(name_option | _pool_options(shape)) for name_option, shape in zip(names, pool_shapes, strict=True)]
     return "\n".join([_lines(common), "\n#SBATCH hetjob\n".join(blocks)])
 
 
@@ -168,7 +168,7 @@ def _lines(options: dict[str, str]) -> str:
     return "\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value)
 
 
-def _of_pool(shape: Shape) -> dict[str, str]:
+def _pool_options(shape: Shape) -> dict[str, str]:
     options = shape.spec.slurm or SlurmPool()
     least = max(1, shape.min_nodes)
     nodes = str(shape.max_nodes) if least == shape.max_nodes else f"{least}-{shape.max_nodes}"
@@ -188,7 +188,7 @@ def _gres(shape: Shape, options: SlurmPool) -> str:
     if options.gres or not shape.devices:
         return options.gres
     if shape.resource != "GPU":
-        raise lacking(
+        raise missing_field(
             f"pools.{shape.pool}.slurm.gres", f"a pool of {shape.kind}", "write it as `scontrol show node` shows it"
         )
     return f"gpu:{shape.devices}"
@@ -197,7 +197,9 @@ def _gres(shape: Shape, options: SlurmPool) -> str:
 def _nodes(number: int, shape: Shape, pools: int, folders: dict[str, str]) -> str:
     """Return the command that starts the keepers of one pool's nodes."""
     labels = ",".join(f"{key}={value}" for key, value in shape.labels().items())
-    variables_by_name = shape.variables(folders[shape.pool], others(folders, shape.pool)) | {"POLYFLEET_LABELS": labels}
+    variables_by_name = shape.variables(folders[shape.pool], other_storages(folders, shape.pool)) | {
+        "POLYFLEET_LABELS": labels
+    }
     counts = shape.resources()
     other_counts = {name: count for name, count in counts.items() if name not in ("CPU", "GPU")}
     custom = "{" + ", ".join(f'"{name}": {count}' for name, count in other_counts.items()) + "}"

@@ -18,10 +18,10 @@ SIZE = re.compile(r"([1-9][0-9]{0,8})(K|M|G|T)(i?)B?")
 KUBERNETES_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 QUALIFIED = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
-SLURM_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:=@*&|()\[\]+-]{0,255}")
+SLURM_VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:=@*&|()\[\]+-]{0,255}")
 SLURM_TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED")
 FOLDER = re.compile(r"(/[A-Za-z0-9._+-]+)+")
-MAX_HANDED_BYTES = 16 << 10
+MAX_MAPPING_BYTES = 16 << 10
 SECRET_KEYS = {"gcp_credentials", "aws_credentials", "aws_secret_access_key", "aws_session_token", "password"}
 """Keys of Ray's providers that hold secrets: their values would be in a file that is shown and committed."""
 
@@ -80,11 +80,11 @@ def _size(value: str) -> str:
     return value
 
 
-def _handed_on(value: dict[str, Any]) -> dict[str, Any]:
+def _engine_mapping(value: dict[str, Any]) -> dict[str, Any]:
     """Check a mapping that is copied to an engine's file: small and without secrets."""
     size = len(json.dumps(value).encode())
-    if size > MAX_HANDED_BYTES:
-        raise WrongValueError(f"is {size} bytes long, at most {MAX_HANDED_BYTES} are allowed", "shorten it")
+    if size > MAX_MAPPING_BYTES:
+        raise WrongValueError(f"is {size} bytes long, at most {MAX_MAPPING_BYTES} are allowed", "shorten it")
     if secrets := sorted(SECRET_KEYS & set(_keys(value))):
         raise WrongValueError(
             f"{secrets[0]!r} would be in the rendered file", "leave it out: Ray reads the cloud's own login files"
@@ -102,12 +102,12 @@ Image = Annotated[str, _matching(IMAGE, "an image", "write it as for `docker pul
 KubernetesName = Annotated[str, _matching(KUBERNETES_NAME, "a Kubernetes name", "use a-z, 0-9, `-` and `.`")]
 Qualified = Annotated[str, _matching(QUALIFIED, "a Kubernetes label key", "write it as PREFIX/NAME")]
 LabelValue = Annotated[str, _matching(LABEL_VALUE, "a label value", "use up to 63 letters, digits, `-`, `_`, `.`")]
-SlurmWord = Annotated[
-    str, _matching(SLURM_WORD, "a value of an sbatch option", "write it as for `sbatch`, without spaces or quotes")
+SlurmValue = Annotated[
+    str, _matching(SLURM_VALUE, "a value of an sbatch option", "write it as for `sbatch`, without spaces or quotes")
 ]
 Size = Annotated[str, AfterValidator(_size)]
-Whole = Annotated[int, Field(strict=True, ge=1, le=4096)]
-Handed = Annotated[dict[str, Any], AfterValidator(_handed_on)]
+PositiveInteger = Annotated[int, Field(strict=True, ge=1, le=4096)]
+EngineMapping = Annotated[dict[str, Any], AfterValidator(_engine_mapping)]
 Command = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00\r\n]+$")]
 Selector = dict[Qualified, LabelValue]
 
@@ -143,7 +143,7 @@ class KubernetesHead(BaseModel, extra="forbid", frozen=True):
     """Settings of the pod with Ray's head and Polyfleet's server. It runs no jobs."""
 
     image: Image = Field(description="Image with Ray and Polyfleet")
-    cpus: Whole = 2
+    cpus: PositiveInteger = 2
     memory: Size = "8GB"
     home_claim: KubernetesName = Field(
         default="",
@@ -170,7 +170,7 @@ class KubernetesFleet(BaseModel, extra="forbid", frozen=True):
     fs_group: Annotated[int, Field(strict=True, ge=0, lt=1 << 31)] | None = Field(
         default=None, description="Group that may write to claims, if images do not run as root"
     )
-    idle_timeout_s: Whole = Field(
+    idle_timeout_s: PositiveInteger = Field(
         default=300, description="Seconds after which an idle node above min_nodes is released"
     )
 
@@ -178,7 +178,9 @@ class KubernetesFleet(BaseModel, extra="forbid", frozen=True):
 class AutoscalerPool(BaseModel, extra="forbid", frozen=True):
     """Settings of a pool's machines."""
 
-    node_config: Handed = Field(description="Machine type in the cloud's terms, e.g. {InstanceType: p5.48xlarge}")
+    node_config: EngineMapping = Field(
+        description="Machine type in the cloud's terms, e.g. {InstanceType: p5.48xlarge}"
+    )
     setup_commands: Annotated[tuple[Command, ...], Field(max_length=64)] = Field(
         default=(), description="Commands in place of those that install Polyfleet and the pool's requirements"
     )
@@ -187,14 +189,16 @@ class AutoscalerPool(BaseModel, extra="forbid", frozen=True):
 class AutoscalerFleet(BaseModel, extra="forbid", frozen=True):
     """Settings for `polyfleet render ray-autoscaler`."""
 
-    provider: Handed = Field(description="Provider as in Ray's cluster launcher, e.g. {type: aws, region: us-west-2}")
-    auth: Handed = Field(default={}, description="Login as in Ray's cluster launcher, e.g. {ssh_user: ubuntu}")
+    provider: EngineMapping = Field(
+        description="Provider as in Ray's cluster launcher, e.g. {type: aws, region: us-west-2}"
+    )
+    auth: EngineMapping = Field(default={}, description="Login as in Ray's cluster launcher, e.g. {ssh_user: ubuntu}")
     head: AutoscalerPool | None = Field(default=None, description="Machine of Ray's head, which runs no jobs")
     head_image: Image = Field(default="", description="Image of the head; required if pools have images")
     token_file: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")] = Field(
         default="~/.ray/auth_token", description="File of Ray's token on the machine that runs `ray up`"
     )
-    idle_timeout_s: Whole = Field(
+    idle_timeout_s: PositiveInteger = Field(
         default=300, description="Seconds after which an idle node above min_nodes is released"
     )
 
@@ -202,9 +206,9 @@ class AutoscalerFleet(BaseModel, extra="forbid", frozen=True):
 class SlurmPool(BaseModel, extra="forbid", frozen=True):
     """Options of sbatch for a pool's nodes."""
 
-    partition: SlurmWord = ""
-    constraint: SlurmWord = ""
-    gres: SlurmWord = Field(default="", description="Generic resources, if not gpu:COUNT, e.g. gpu:h100:8")
+    partition: SlurmValue = ""
+    constraint: SlurmValue = ""
+    gres: SlurmValue = Field(default="", description="Generic resources, if not gpu:COUNT, e.g. gpu:h100:8")
 
 
 class SlurmFleet(BaseModel, extra="forbid", frozen=True):
@@ -216,9 +220,9 @@ class SlurmFleet(BaseModel, extra="forbid", frozen=True):
     time: Annotated[str, _matching(SLURM_TIME, "a Slurm time", "write e.g. 12:00:00 or 2-00:00:00")] = Field(
         default="", description="Time limit of the Slurm job; jobs continue in the next one"
     )
-    account: SlurmWord = ""
-    qos: SlurmWord = ""
-    reservation: SlurmWord = ""
+    account: SlurmValue = ""
+    qos: SlurmValue = ""
+    reservation: SlurmValue = ""
 
 
 Accelerators = Annotated[

@@ -32,13 +32,13 @@ def choose(baselines: Iterable[Iterable[Data]], run: Iterable[Data]) -> list[Dat
     """
     recorded = [list(lines) for lines in baselines]
     lines_by_kind: dict[str, list[Data]] = {}
-    for target in _columns(run):
-        candidates = [lines for lines in recorded if any(c["kind"] == target["kind"] for c in _columns(lines))]
+    for target in _targets(run):
+        candidates = [lines for lines in recorded if any(c["kind"] == target["kind"] for c in _targets(lines))]
         same = [lines for lines in candidates if _has(lines, target["kind"], software_hash(target))]
         if candidates:
             lines_by_kind[target["kind"]] = (same or candidates)[-1]
     if not lines_by_kind:
-        kinds = ", ".join(sorted({c["kind"] for c in _columns(run)}))
+        kinds = ", ".join(sorted({c["kind"] for c in _targets(run)}))
         raise NotFound(
             f"no baseline of {kinds}",
             "make a run the baseline with `polyfleet benchmark baseline RUN`, or use --against RUN",
@@ -48,12 +48,12 @@ def choose(baselines: Iterable[Iterable[Data]], run: Iterable[Data]) -> list[Dat
     return [header, *(line for kind, lines in lines_by_kind.items() for line in _of_kind(lines, kind))]
 
 
-def _columns(lines: Iterable[Data]) -> list[Data]:
+def _targets(lines: Iterable[Data]) -> list[Data]:
     return [line["facts"] for line in lines if line["line"] == "target"]
 
 
 def _has(lines: list[Data], kind: str, expected_hash: str) -> bool:
-    return any(c["kind"] == kind and software_hash(c) == expected_hash for c in _columns(lines))
+    return any(c["kind"] == kind and software_hash(c) == expected_hash for c in _targets(lines))
 
 
 def _name(lines: list[Data]) -> str:

@@ -20,16 +20,20 @@ def find_reference(result: Data, measured: Iterable[Data]) -> Data | None:
     that target, it is the first settings. With several kernels, it is the first kernels on the same target.
     """
     of_case = [c for c in measured if c["case"] == result["case"]]
-    kernel_variants = [c for c in of_case if c["target"] == result["target"] and _way(c)[:3] == _way(result)[:3]]
+    kernel_variants = [
+        c for c in of_case if c["target"] == result["target"] and _settings(c)[:3] == _settings(result)[:3]
+    ]
     if kernel_variants and kernel_variants[0]["id"] != result["id"]:
         return kernel_variants[0]
     of_first_target = [c for c in of_case if c["target"] == of_case[0]["target"]]
-    equal_settings = [c for c in of_first_target if _way(c) == _way(result) and c["target"] != result["target"]]
+    equal_settings = [
+        c for c in of_first_target if _settings(c) == _settings(result) and c["target"] != result["target"]
+    ]
     reference = (equal_settings or of_first_target)[0]
     return None if reference["id"] == result["id"] else reference
 
 
-def _way(result: Data) -> tuple[str, str, str, str]:
+def _settings(result: Data) -> tuple[str, str, str, str]:
     return result["precision"], result["level"], result["regime"], result.get("kernels", "")
 
 
@@ -37,6 +41,6 @@ def compare_results(reference: Data, result: Data) -> Ratio:
     """Compare a result with its reference: paired by round on one host, unpaired on two hosts or with few rounds."""
     a, b = statistics.by_round(reference["blocks"]), statistics.by_round(result["blocks"])
     common = sorted(a.keys() & b.keys())
-    if reference["host"] == result["host"] and len(common) >= statistics.LEAST_COMMON:
+    if reference["host"] == result["host"] and len(common) >= statistics.MIN_COMMON_ROUNDS:
         return statistics.paired([a[n] for n in common], [b[n] for n in common])
     return statistics.unpaired(list(a.values()), list(b.values()))

@@ -17,7 +17,7 @@ from workers.benchmark import statistics
 from workers.benchmark.statistics import Verdict, fastest_part_s
 
 SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
-LEAST_RUNS = 2
+MIN_RUNS = 2
 """Minimum number of runs on a new level before it counts as a step."""
 Data = dict[str, Any]
 Key = tuple[str, str, str, str, str, str]
@@ -111,7 +111,7 @@ def _noise(run: _Run, k: Key) -> float:
         for result in run.summaries.values()
         if result["case"] == k[0] and result.get("noise") is not None
     ]
-    return float(max(noises, default=statistics.LEAST_EFFECT))
+    return float(max(noises, default=statistics.MIN_EFFECT))
 
 
 def _untimed(k: Key, old: _Run, new: _Run) -> Data:
@@ -146,7 +146,11 @@ def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:
         run = _run(lines)
         for k, result in run.summaries.items():
             if (k[0] == case or k[0].startswith(f"{case}/")) and result["call_s"]:
-                point = {"run": run.summary["run"], "started_s": run.summary["started_s"], "call_s": result["fastest_part_s"]}
+                point = {
+                    "run": run.summary["run"],
+                    "started_s": run.summary["started_s"],
+                    "call_s": result["fastest_part_s"],
+                }
                 points_by_key.setdefault(k, []).append(point)
     return [
         _names(k) | {"points": points, "steps": steps([p["call_s"] for p in points])}
@@ -162,17 +166,17 @@ def steps(values: Sequence[float]) -> list[Data]:
     Unser 2017.
     """
     logs = [math.log(value) for value in values]
-    if len(logs) < 2 * LEAST_RUNS:
+    if len(logs) < 2 * MIN_RUNS:
         return []
     jumps = sorted(abs(b - a) for a, b in pairwise(logs))
-    noise = max(median(jumps) / 0.6745 / math.sqrt(2), math.log1p(statistics.LEAST_EFFECT) / 2)
+    noise = max(median(jumps) / 0.6745 / math.sqrt(2), math.log1p(statistics.MIN_EFFECT) / 2)
     penalty = 2 * noise * math.log(len(logs))
     best: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(logs) + 1):
         options = [
             (best[start][0] + _distance(logs[start:end]) + penalty, start)
             for start in range(end)
-            if end - start >= LEAST_RUNS and (start == 0 or start >= LEAST_RUNS)
+            if end - start >= MIN_RUNS and (start == 0 or start >= MIN_RUNS)
         ]
         best.append(min(options, default=(math.inf, 0)))
     return _levels(logs, best)

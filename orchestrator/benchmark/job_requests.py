@@ -15,7 +15,7 @@ Data = dict[str, Any]
 LEASE = "120s"
 RESTARTS = 50
 """Maximum restarts of a session: each case that ends the session's process costs one."""
-MOST_POOLS = 32
+MAX_POOLS = 32
 """Maximum number of candidates of one job."""
 
 
@@ -55,7 +55,7 @@ class JobRequest:
         if len(self.pools) == 1:
             node = {"node": self.node} if self.node else {}
             return {"accelerators": self.kind, "pool": self.pools[0], **node, "exclusive": True}
-        pools = [{"accelerators": self.kind, "pool": pool} for pool in self.pools[:MOST_POOLS]]
+        pools = [{"accelerators": self.kind, "pool": pool} for pool in self.pools[:MAX_POOLS]]
         return {"any_of": pools, "exclusive": True}
 
 

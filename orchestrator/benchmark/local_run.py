@@ -16,7 +16,7 @@ from orchestrator.benchmark.round_runner import RoundRunner, SessionEnded, Targe
 from orchestrator.benchmark_format import FORMAT
 from workers.benchmark.session_server import request
 
-UP_S = 180.0
+START_TIMEOUT_S = 180.0
 CODE = str(Path(__file__).parents[2])
 Data = dict[str, Any]
 
@@ -78,12 +78,12 @@ class LocalTarget:
                 [*command, str(self.number), str(self._seed)],
                 env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=complaints,
             )  # fmt: skip
-        deadline = time.monotonic() + UP_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not address.exists():
             if self._child.poll() is not None or time.monotonic() > deadline:
-                raise TargetLost(self._ended() or f"it did not start within {UP_S:.0f} s")
+                raise TargetLost(self._ended() or f"it did not start within {START_TIMEOUT_S:.0f} s")
             time.sleep(0.05)
-        description: Data = request(Path(self._folder.name), {"do": "describe"}, UP_S)
+        description: Data = request(Path(self._folder.name), {"do": "describe"}, START_TIMEOUT_S)
         return description
 
     def _ended(self) -> str:
@@ -101,7 +101,7 @@ class LocalTarget:
 def measure(request: Data, backends: list[str], progress: Callable[[str], None]) -> list[Data]:
     """Run a benchmark on backends of this machine and return its lines. Raises SpecError, NotFound, UserError."""
     benchmark = suite.request(request)
-    devices = [_named(word) for word in backends]
+    devices = [_parse_target(word) for word in backends]
     if len(set(devices)) < len(devices):
         names = ", ".join(backends)
         raise UserError(f"{names} names a device twice", "name it once: every run compares a device with itself")
@@ -136,7 +136,7 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
     return [*lines, {"line": "ended", "state": "SUCCEEDED", "reason": "", "time": time.time()}]
 
 
-def _named(text: str) -> tuple[str, int]:
+def _parse_target(text: str) -> tuple[str, int]:
     """Parse `nvidia`, or `nvidia.1` for its second device."""
     name, _, number = text.partition(".")
     if number and not number.isdigit():

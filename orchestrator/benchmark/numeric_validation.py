@@ -27,13 +27,13 @@ def run(client: "Client", job: Data, on: list[str], rtol: float, progress: Progr
     resources = [_resources(client.fleet(), target) for target in on]
     views = [submission.submit(client, job | {"resources": resource}) for resource in resources]
     try:
-        results = [_result(client.wait(view["id"], seen=_seen(progress)), target)
+        results = [_result(client.wait(view["id"], seen=_progress_reporter(progress)), target)
                 for view, target in zip(views, on, strict=True)]  # fmt: skip
     except BaseException:
         for view in views:
             client.cancel(view["id"])
         raise
-    _refuse_the_same(results, on)
+    _check_different_devices(results, on)
     comparisons = [{"target": target, **divergence.compare(results[0], other, results[0]["precision"], rtol)}
                 for target, other in zip(on[1:], results[1:], strict=True)]  # fmt: skip
     heads = [{"target": target, **{k: v for k, v in result.items() if k not in ("layers", "gradients")}}
@@ -78,7 +78,7 @@ def _result(view: Data, target: str) -> Data:
     return result
 
 
-def _refuse_the_same(results: list[Data], on: list[str]) -> None:
+def _check_different_devices(results: list[Data], on: list[str]) -> None:
     first = results[0]
     for target, other in zip(on[1:], results[1:], strict=True):
         if (other["kind"], other["torch"]) == (first["kind"], first["torch"]):
@@ -88,5 +88,5 @@ def _refuse_the_same(results: list[Data], on: list[str]) -> None:
             )
 
 
-def _seen(progress: Progress) -> Callable[[Data], None]:
+def _progress_reporter(progress: Progress) -> Callable[[Data], None]:
     return lambda view: progress(f"{view['id']}: {view['state'].lower()}")

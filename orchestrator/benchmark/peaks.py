@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from cluster import catalogue
-from workers.capability.documented import cited
+from workers.capability.documented import citation
 
 TERA, GIGA = 1e12, 1e9
 
@@ -33,5 +33,5 @@ def vendor_peak(kind: str) -> Peak:
         flops={name: value * TERA * per_device for name, value in tflops.items() if value},
         bytes_per_s=row.memory_bandwidth_gbs * GIGA * per_device if row.memory_bandwidth_gbs else None,
         achievable={"bf16": row.measured_bf16_tflops * TERA * per_device} if row.measured_bf16_tflops else {},
-        source=cited(row.sources),
+        source=citation(row.sources),
     )

@@ -31,7 +31,7 @@ def summarize(lines: Iterable[Data]) -> Data:
     footer = next((line for line in reversed(lines) if line["line"] == "ended"), None)
     targets = {line["target"]: {"host": line["host"], **line["facts"]} for line in lines if line["line"] == "target"}
     lines_by_id = {line["id"]: line for line in lines if line["line"] == "result"}
-    order = {name: position for position, name in enumerate(_column_order(header, targets))}
+    order = {name: position for position, name in enumerate(_target_order(header, targets))}
     results = sorted(lines_by_id.values(), key=lambda c: order.get(c["target"], len(order)))
     summaries = {result["id"]: _summary(result, targets.get(result["target"], {})) for result in results}
     _compare(results, summaries, targets)
@@ -75,7 +75,7 @@ def _renamed(line: Data, names: dict[str, str]) -> Data:
     return line | {"target": name} | new_id
 
 
-def _column_order(header: Data, targets: Data) -> list[str]:
+def _target_order(header: Data, targets: Data) -> list[str]:
     """Names of targets in the order of the request: the others are compared with the first."""
     requested = [target["target"] for target in header.get("targets", [])]
     return [*requested, *(name for name in targets if name not in requested)]
@@ -154,7 +154,7 @@ def _compare(results: list[Data], summaries: dict[str, Data], targets: dict[str,
         summaries[result["id"]]["versus"] = {
             "reference": other["id"],
             "target": other["target"],
-            "same_device_kind": _twins(result["target"], other["target"], targets),
+            "same_device_kind": _same_kind_and_software(result["target"], other["target"], targets),
             "how": "paired" if result["host"] == other["host"] else "unpaired",
             **asdict(ratio),
             "noise": noise,
@@ -181,7 +181,7 @@ def _usable(result: Data) -> bool:
     return not (before and after) or classify(before, after)["class"] != "unusable"
 
 
-def _twins(one: str, other: str, targets: dict[str, Data]) -> bool:
+def _same_kind_and_software(one: str, other: str, targets: dict[str, Data]) -> bool:
     """Return whether two targets have the same kind and software: that compares cards, not backends."""
     sides = [targets.get(name, {}) for name in (one, other)]
     return one != other and all(sides[0].get(what) == sides[1].get(what) for what in ("kind", "torch", "versions"))
@@ -194,7 +194,7 @@ def _host_noise(result: Data, summaries: dict[str, Data]) -> float:
         for other in summaries.values()
         if other["case"] == result["case"] and other["host"] == result["host"] and other.get("noise") is not None
     ]
-    return float(max(noises, default=statistics.LEAST_EFFECT))
+    return float(max(noises, default=statistics.MIN_EFFECT))
 
 
 def _limits(summaries: dict[str, Data], targets: Data) -> None:
@@ -202,8 +202,10 @@ def _limits(summaries: dict[str, Data], targets: Data) -> None:
     for name, target in targets.items():
         of_target = [c for c in summaries.values() if c["target"] == name and c["call_s"]]
         vendor = peaks.vendor_peak(target.get("kind", ""))
-        products = {precision: _most(of_target, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()}
-        copies = _most(of_target, "bytes_per_s", "memory-copy")
+        products = {
+            precision: _highest_rate(of_target, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()
+        }
+        copies = _highest_rate(of_target, "bytes_per_s", "memory-copy")
         for summary in of_target:
             summary["of_peak_flops"] = _share(summary["flops_per_s"], vendor.flops.get(summary["precision"]))
             summary["of_peak_bytes"] = _share(summary["bytes_per_s"], vendor.bytes_per_s)
@@ -214,7 +216,7 @@ def _limits(summaries: dict[str, Data], targets: Data) -> None:
         target["peak"] = asdict(vendor)
 
 
-def _most(summaries: list[Data], rate: str, workload: str, precision: str = "") -> float | None:
+def _highest_rate(summaries: list[Data], rate: str, workload: str, precision: str = "") -> float | None:
     rates = [c[rate] for c in summaries if c["workload"] == workload and precision in ("", c["precision"])]
     return max(rates, default=None)
 
@@ -232,13 +234,13 @@ def _hosts(results: Iterable[Data]) -> list[Data]:
             continue
         host = by_host.setdefault(result["host"], {"host": result["host"], "targets": []})
         state = classify(before, after)
-        if "class" not in host or _badness(state) > _badness(host):
+        if "class" not in host or _severity(state) > _severity(host):
             host |= state
         host["targets"] += [result["target"]] if result["target"] not in host["targets"] else []
     return list(by_host.values())
 
 
-def _badness(state: Data) -> tuple[int, float]:
+def _severity(state: Data) -> tuple[int, float]:
     return ("quiet", "shared", "unusable").index(state["class"]), state["pressure_cpu"] or 0.0
 
 

@@ -17,12 +17,12 @@ from workers.benchmark import statistics
 from workers.benchmark.host import classify
 
 OPEN_S, BLOCK_S, CALL_S = 600.0, 120.0, 60.0
-AGAIN, ENDED = "again", "ended its process"
+NEEDS_REPEAT, ENDED_PROCESS = "again", "ended its process"
 """Status of a measurement that ended its target's process (ENDED), and of others lost by that (AGAIN)."""
 Data = dict[str, Any]
-Tell = Callable[[Data], None]
+LineCallback = Callable[[Data], None]
 """Callback that receives each line of the run's log, in any thread."""
-LEAST_ALONE = 15
+MIN_ROUNDS_UNCOMPARED = 15
 """Rounds of a case without a comparison."""
 
 
@@ -80,7 +80,7 @@ class RoundRunner:
         self,
         request: BenchmarkRequest,
         targets: Iterable[Target],
-        on_line: Tell,
+        on_line: LineCallback,
         cancelled: Callable[[], str] = lambda: "",
         done: frozenset[str] = frozenset(),
     ):
@@ -114,12 +114,14 @@ class RoundRunner:
         idle_states = self._states()
         self._on_hosts(measurements, lambda local: self._open(group, local))
         before = self._states(measurements)
-        is_quiet = all(_class(idle_states.get(target), state) == "quiet" for target, state in before.items())
+        is_quiet = all(_host_class(idle_states.get(target), state) == "quiet" for target, state in before.items())
         number = self._rounds(group, measurements, minimum, progress, is_quiet)
         after = self._states()
-        if any(measurement.status == AGAIN for measurement in measurements):
+        if any(measurement.status == NEEDS_REPEAT for measurement in measurements):
             crashed |= {
-                measurement.id: measurement.problem for measurement in measurements if measurement.status == ENDED
+                measurement.id: measurement.problem
+                for measurement in measurements
+                if measurement.status == ENDED_PROCESS
             }
             self._on_hosts(measurements, self._close)
             return False
@@ -127,7 +129,9 @@ class RoundRunner:
             self._on_hosts(measurements, self._energy)
         self._on_hosts(measurements, self._close)
         for measurement in measurements:
-            self._on_line(_cell(group, measurement, before.get(measurement.target.id), after.get(measurement.target.id)))
+            self._on_line(
+                _result_line(group, measurement, before.get(measurement.target.id), after.get(measurement.target.id))
+            )
         self._on_line({"line": "case", "case": group.case, "rounds": number})
         return True
 
@@ -137,7 +141,7 @@ class RoundRunner:
             if measurement.target.id in self._lost:
                 measurement.stop("lost", self._lost[measurement.target.id])
             elif measurement.id in crashed:
-                measurement.stop(ENDED, crashed[measurement.id])
+                measurement.stop(ENDED_PROCESS, crashed[measurement.id])
         return measurements
 
     def _rounds(
@@ -146,14 +150,14 @@ class RoundRunner:
         """Run rounds until the results are precise or a limit is reached. Return the number of rounds."""
         started_s, number = time.monotonic(), 0
         while any(measurement.is_active for measurement in measurements) and number < self._request.max_rounds:
-            if any(measurement.status == AGAIN for measurement in measurements):
+            if any(measurement.status == NEEDS_REPEAT for measurement in measurements):
                 break
             self._check()
             self._round(group, measurements, number)
             number += 1
             self._on_line(progress | {"doing": "measuring", "round": number})
             if number >= minimum and (
-                _settled(group, measurements, is_quiet) or time.monotonic() - started_s > self._request.case_s
+                _is_precise(group, measurements, is_quiet) or time.monotonic() - started_s > self._request.case_s
             ):
                 break
         return number
@@ -211,7 +215,9 @@ class RoundRunner:
         for measurement in local:
             if measurement.is_active and measurement.target.facts.get("counts_energy"):
                 measurement.facts["energy"] = (
-                    self._call_optional(measurement.target, {"do": "energy", "measurement": measurement.id, "limit_s": BLOCK_S})
+                    self._call_optional(
+                        measurement.target, {"do": "energy", "measurement": measurement.id, "limit_s": BLOCK_S}
+                    )
                     or {}
                 )
 
@@ -241,10 +247,10 @@ class RoundRunner:
                 if other.target is measurement.target and other.is_active:
                     other.stop("lost", str(e))
         except SessionEnded as e:
-            measurement.stop(ENDED, str(e))
+            measurement.stop(ENDED_PROCESS, str(e))
             for other in local:
                 if other.target is measurement.target and other.is_active and other.facts:
-                    other.stop(AGAIN, "")
+                    other.stop(NEEDS_REPEAT, "")
         return None
 
     def _states(self, opened: Iterable[Measurement] = ()) -> dict[str, Data]:
@@ -257,7 +263,9 @@ class RoundRunner:
         states: dict[str, Data | None] = {}
         for target in self._targets:
             running = [measurement for measurement in opened if measurement.target is target and measurement.is_active]
-            states[target.id] = self._call(running[-1], message, running) if running else self._call_optional(target, message)
+            states[target.id] = (
+                self._call(running[-1], message, running) if running else self._call_optional(target, message)
+            )
         return {name: state for name, state in states.items() if state}
 
     def _on_hosts(self, measurements: list[Measurement], work: Callable[[list[Measurement]], None]) -> None:
@@ -274,7 +282,7 @@ class RoundRunner:
     def _skip(self, group: CaseGroup) -> None:
         reason = f"the run's limit of {self._request.max_minutes:g} minutes was reached"
         for measurement in self._skipped(group, reason):
-            self._on_line(_cell(group, measurement, None, None))
+            self._on_line(_result_line(group, measurement, None, None))
 
     def _skipped(self, group: CaseGroup, reason: str) -> Iterator[Measurement]:
         for target in self._targets:
@@ -286,10 +294,10 @@ class RoundRunner:
             raise RunCancelled(reason)
 
 
-def _cell(group: CaseGroup, measurement: Measurement, before: Data | None, after: Data | None) -> Data:
+def _result_line(group: CaseGroup, measurement: Measurement, before: Data | None, after: Data | None) -> Data:
     """Line of one result, with all samples."""
-    status = "failed" if measurement.status == ENDED else measurement.status
-    facts = {k: v for k, v in measurement.facts.items() if k not in _TOLD}
+    status = "failed" if measurement.status == ENDED_PROCESS else measurement.status
+    facts = {k: v for k, v in measurement.facts.items() if k not in _FAILURE_KEYS}
     blocks = [{"round": n, **measurement.rounds[n]} for n in sorted(measurement.rounds)]
     control_blocks = [{"round": n, **measurement.control_rounds[n]} for n in sorted(measurement.control_rounds)]
     return {
@@ -312,18 +320,18 @@ def _cell(group: CaseGroup, measurement: Measurement, before: Data | None, after
     }
 
 
-def _settled(group: CaseGroup, measurements: list[Measurement], is_quiet: bool) -> bool:
+def _is_precise(group: CaseGroup, measurements: list[Measurement], is_quiet: bool) -> bool:
     """Return whether all comparisons are precise enough."""
-    results = [_cell(group, measurement, None, None) for measurement in measurements if measurement.is_active]
+    results = [_result_line(group, measurement, None, None) for measurement in measurements if measurement.is_active]
     pairs = [(other, result) for result in results if (other := comparison.find_reference(result, results)) is not None]
     if not pairs:
-        return all(len(result["blocks"]) >= LEAST_ALONE for result in results)
+        return all(len(result["blocks"]) >= MIN_ROUNDS_UNCOMPARED for result in results)
     return all(statistics.is_precise(comparison.compare_results(other, result), is_quiet) for other, result in pairs)
 
 
-def _class(before: Data | None, after: Data) -> str:
+def _host_class(before: Data | None, after: Data) -> str:
     """Class of a host between two states; `shared` if a state is missing."""
     return str(classify(before, after)["class"]) if before and after else "shared"
 
 
-_TOLD = ("unsupported", "failed")
+_FAILURE_KEYS = ("unsupported", "failed")

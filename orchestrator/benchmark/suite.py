@@ -107,7 +107,8 @@ def groups(benchmark: BenchmarkRequest) -> tuple[CaseGroup, ...]:
         modes = ("forward", "train") if benchmark.train else ("forward",)
         name = benchmark.workload or benchmark.entry
         return tuple(
-            CaseGroup(f"user/{name}/{mode}", _user(name, mode), tuple(_ways(benchmark, False))) for mode in modes
+            CaseGroup(f"user/{name}/{mode}", _user(name, mode), tuple(_all_settings(benchmark, False)))
+            for mode in modes
         )
     result = []
     for case in catalogue.choose(benchmark.cases, benchmark.scale):
@@ -115,13 +116,13 @@ def groups(benchmark: BenchmarkRequest) -> tuple[CaseGroup, ...]:
         settings = (
             (MeasurementSettings("fp32", "O1", "hot"),)
             if is_transfer
-            else tuple(_ways(benchmark, case.definition.cold))
+            else tuple(_all_settings(benchmark, case.definition.cold))
         )
         result.append(CaseGroup(case.name, case.to_plain() | {"scale": benchmark.scale}, settings))
     return tuple(result)
 
 
-def _ways(benchmark: BenchmarkRequest, cold: bool) -> Iterator[MeasurementSettings]:
+def _all_settings(benchmark: BenchmarkRequest, cold: bool) -> Iterator[MeasurementSettings]:
     regimes = [r for r in benchmark.regimes if r == "hot" or cold] or ["hot"]
     for precision in benchmark.precisions:
         for level in benchmark.levels:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.benchmark.results import joules_per_item
-from orchestrator.core.throughput import Estimated, Key, Measured, Throughput, of_folder
+from orchestrator.core.throughput import Estimated, Key, Measured, Throughput, folder_workload
 from workers.benchmark import statistics
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
         rate = _measured(result, str(header.get("run", "")))
         names = [str(result["workload"])]
         if result["case"].startswith("user/"):
-            names.append(of_folder(header.get("content_sha", "")))
+            names.append(folder_workload(header.get("content_sha", "")))
         for name in filter(None, names):
             yield (name, result.get("mode", "forward"), kinds.get(result["target"], ""), result["precision"]), rate
 
@@ -62,22 +62,22 @@ def estimates(measured: Mapping[Key, Measured]) -> dict[Key, Estimated]:
     estimated: dict[Key, Estimated] = {}
     for mode, precision in sorted({(mode, precision) for _, mode, _, precision in measured}):
         rates = {(w, kind): m for (w, m_, kind, p), m in measured.items() if (m_, p) == (mode, precision)}
-        for (workload, kind), estimate in _completed(rates).items():
+        for (workload, kind), estimate in _complete_table(rates).items():
             estimated[workload, mode, kind, precision] = estimate
     return estimated
 
 
-def _completed(rates: Mapping[tuple[str, str], Measured]) -> dict[tuple[str, str], Estimated]:
+def _complete_table(rates: Mapping[tuple[str, str], Measured]) -> dict[tuple[str, str], Estimated]:
     """Complete the table of workloads and kinds. A workload with two names counts once."""
-    from orchestrator.core.planner.completion import LEAST, completed  # imports NumPy
+    from orchestrator.core.planner.completion import MIN_SHARED_WORKLOADS, estimate_rates  # imports NumPy
 
     kinds = sorted({kind for _, kind in rates})
     names_by_rates: dict[tuple[Measured | None, ...], list[str]] = {}
     for workload in sorted({workload for workload, _ in rates}):
         names_by_rates.setdefault(tuple(rates.get((workload, kind)) for kind in kinds), []).append(workload)
-    if len(names_by_rates) <= LEAST or len(kinds) < 2:
+    if len(names_by_rates) <= MIN_SHARED_WORKLOADS or len(kinds) < 2:
         return {}
-    completion = completed([[one.items_per_s if one else math.nan for one in row] for row in names_by_rates])
+    completion = estimate_rates([[one.items_per_s if one else math.nan for one in row] for row in names_by_rates])
     estimated: dict[tuple[str, str], Estimated] = {}
     for index, (row, names) in enumerate(names_by_rates.items()):
         item = next(one.item for one in row if one)

@@ -15,7 +15,7 @@ from orchestrator.cli.output import Format, Output, emit, print_message, progres
 app = typer.Typer(
     help="Compare back ends across the fleet, with numbers to rely on.", no_args_is_help=True, rich_markup_mode=None
 )
-NOT_WHOLE = 1
+PROBLEM_EXIT_CODE = 1
 PROBLEMS = ("failed", "wrong", "lost")
 
 
@@ -24,7 +24,7 @@ class Scale(StrEnum):
     full = "full"
 
 
-def _words(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -115,12 +115,13 @@ def run(
     """
     request = _request(
         patterns or ["all"], sample_input=sample_input, batch_size=batch_size, train=train, workload=workload,
-        pools=_words(pools), kinds=_words(kinds), precisions=_words(precision), levels=_words(level),
-        regimes=_words(regime), kernels=_words(kernels), scale=scale.value, rounds=rounds, max_rounds=max_rounds,
-        case_s=case_seconds, max_minutes=max_minutes, seed=seed, all_devices=all_devices, priority=priority,
+        pools=_split_names(pools), kinds=_split_names(kinds), precisions=_split_names(precision),
+        levels=_split_names(level), regimes=_split_names(regime), kernels=_split_names(kernels), scale=scale.value,
+        rounds=rounds, max_rounds=max_rounds, case_s=case_seconds, max_minutes=max_minutes,
+        seed=seed, all_devices=all_devices, priority=priority,
     )  # fmt: skip
     if local:
-        lines = _measure_locally(request, _words(local))
+        lines = _measure_locally(request, _split_names(local))
     else:
         measured = _measure_fleet(request, working_dir, (key, detach), output)
         if measured is None:
@@ -128,7 +129,7 @@ def run(
         lines = measured
     if save:
         _save(lines, save)
-    _tell(lines, output)
+    _emit_summary(lines, output)
 
 
 def _request(patterns: list[str], **options: Any) -> dict[str, Any]:
@@ -187,14 +188,14 @@ def _save(lines: list[dict[str, Any]], path: Path) -> None:
         raise UserError(f"{path} cannot be written: {e.strerror}", "name another file") from None
 
 
-def _tell(lines: list[dict[str, Any]], output: Format) -> None:
+def _emit_summary(lines: list[dict[str, Any]], output: Format) -> None:
     from orchestrator.benchmark.results import summarize
     from orchestrator.show.benchmark import report as show_report
 
     summary = summarize(lines)
     emit(summary, output, show_report)
     if summary["lost"] or any(result["status"] in PROBLEMS for result in summary["results"]):
-        raise typer.Exit(NOT_WHOLE)
+        raise typer.Exit(PROBLEM_EXIT_CODE)
 
 
 @app.command("runs")

@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from orchestrator.cli.output import Format, Output, emit, print_message, write
 
 Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="Run id, `latest`, or a file of result lines")]
-ALLOW_BUSY_HOST = "Accept slower results from a host that ran other work"
+ALLOW_BUSY_HOST = "Report slowdowns also for hosts that were not idle"
 Lines = list[dict[str, Any]]
 
 
@@ -45,7 +45,7 @@ def report(
     from orchestrator.benchmark.results import merge_runs
 
     lines = merge_runs(_lines(name) for name in (run, *(beside or [])))
-    text = _reported(lines, form, _lines(vs) if vs else None)
+    text = _render_report(lines, form, _lines(vs) if vs else None)
     if output is None:
         if isinstance(text, bytes):
             raise UserError("Parquet is a binary format and cannot be printed", "name a file with --output")
@@ -68,7 +68,7 @@ def _lines(run: str) -> list[dict[str, Any]]:
         return client.benchmark_lines(run)
 
 
-def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | bytes:
+def _render_report(lines: Lines, form: ReportFormat, before: Lines | None) -> str | bytes:
     from orchestrator.benchmark import export, history
     from orchestrator.benchmark.report import page, text
     from orchestrator.benchmark.results import summarize

@@ -5,23 +5,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import FleetError, UserError
-from orchestrator.checkpoint_address import all_local, between_here_and_a_pool, is_local, names_checkpoints
+from orchestrator.checkpoint_address import are_all_local, checkpoint_arguments, is_between_machine_and_pool, is_local
 from orchestrator.cli import completion_values
-from orchestrator.cli.checkpoint_location import byte_progress, in_its_pool, run_tool_in_fleet, run_tool_locally
+from orchestrator.cli.checkpoint_location import byte_progress, resolve_job_name, run_tool_in_fleet, run_tool_locally
 from orchestrator.cli.output import Format, Output, emit, print_message
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
 
 app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
-PLACE = "POOL:PATH|JOB|PATH|URI"
-LISTED = "[JOB|POOL|POOL:PATH|PATH]"
-Place = Annotated[
+LOCATION_METAVAR = "POOL:PATH|JOB|PATH|URI"
+LIST_METAVAR = "[JOB|POOL|POOL:PATH|PATH]"
+Location = Annotated[
     str,
     typer.Argument(
         help="Checkpoint, or a folder of checkpoints: the newest is used",
-        metavar=PLACE,
-        autocompletion=completion_values.jobs_and_places,
+        metavar=LOCATION_METAVAR,
+        autocompletion=completion_values.jobs_and_pools,
     ),
 ]
 Root = Annotated[
@@ -29,17 +29,17 @@ Root = Annotated[
     typer.Argument(
         help="Folder that holds the step-… folders",
         metavar="POOL:PATH|JOB|PATH",
-        autocompletion=completion_values.jobs_and_places,
+        autocompletion=completion_values.jobs_and_pools,
     ),
 ]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: an operation with the same key runs once")]
-REFUSED, DIFFERENT = 1, 1
-CONVERT = "copy it first, then convert the copy with `polyfleet checkpoint convert`"
+REFUSED_EXIT_CODE, DIFFERENT_EXIT_CODE = 1, 1
+CONVERT_REMEDY = "copy it first, then convert the copy with `polyfleet checkpoint convert`"
 
 
 def _run(verb: str, locations: dict[str, str], label: str = "", key: str = "", **options: Any) -> Any:
-    locations |= {name: in_its_pool(locations[name]) for name in names_checkpoints(verb)}
-    if all_local(*locations.values()):
+    locations |= {name: resolve_job_name(locations[name]) for name in checkpoint_arguments(verb)}
+    if are_all_local(*locations.values()):
         return run_tool_locally(verb, {**locations, **options}, label)
     return run_tool_in_fleet(verb, {**locations, **options}, label, key)
 
@@ -50,8 +50,8 @@ def list_(
         str,
         typer.Argument(
             help="Job, pool, POOL:PATH or local folder to list (default: all)",
-            metavar=LISTED,
-            autocompletion=completion_values.jobs_and_places,
+            metavar=LIST_METAVAR,
+            autocompletion=completion_values.jobs_and_pools,
         ),
     ] = "",
     pool: Annotated[
@@ -71,11 +71,11 @@ def list_(
         if of_pool and pool not in ("", of_pool):
             raise UserError(f"{prefix} is not in pool {pool!r}", "leave out --pool")
         with connect(progress=print_message) as client:
-            rows = _listed(client, of_pool or pool, path)
+            rows = _list_checkpoints(client, of_pool or pool, path)
     emit(rows, output, lambda rows: checkpoints(rows, prefix))
 
 
-def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
+def _list_checkpoints(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
     """List checkpoints below a path or of a job; if there are none and a pool has that name, all of that pool."""
     rows = client.checkpoints(pool, path)
     if not (rows or pool) and any(path == one["pool"] for one in client.fleet()["pools"]):
@@ -89,12 +89,12 @@ def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
 
 
 @app.command()
-def show(ref: Place, output: Output = Format.TABLE) -> None:
+def show(ref: Location, output: Output = Format.TABLE) -> None:
     """Show what a checkpoint contains: producer, step, tensors, bytes."""
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import describe_table
 
-    ref = in_its_pool(ref)
+    ref = resolve_job_name(ref)
     if is_local(ref):
         summary = run_tool_locally("show", {"path": ref})
     else:
@@ -104,7 +104,7 @@ def show(ref: Place, output: Output = Format.TABLE) -> None:
 
 
 @app.command()
-def verify(ref: Place, output: Output = Format.TABLE) -> None:
+def verify(ref: Location, output: Output = Format.TABLE) -> None:
     """Read every byte and compare it with the manifest's hashes. Exit code 2 if one differs."""
     from orchestrator.show.checkpoints import verified
 
@@ -116,8 +116,8 @@ def verify(ref: Place, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", autocompletion=completion_values.jobs_and_places)],
-    b: Annotated[str, typer.Argument(metavar="B", autocompletion=completion_values.jobs_and_places)],
+    a: Annotated[str, typer.Argument(metavar="A", autocompletion=completion_values.jobs_and_pools)],
+    b: Annotated[str, typer.Argument(metavar="B", autocompletion=completion_values.jobs_and_pools)],
     output: Output = Format.TABLE,
 ) -> None:
     """Compare two checkpoints tensor by tensor: how many values differ, and by how many units in the last place. Exit
@@ -128,12 +128,12 @@ def diff(
     result = _run("diff", {"a": a, "b": b}, "comparing")
     emit(result, output, differences)
     if not result["same"]:
-        raise typer.Exit(DIFFERENT)
+        raise typer.Exit(DIFFERENT_EXIT_CODE)
 
 
 @app.command()
 def plan(
-    ref: Place,
+    ref: Location,
     to: Annotated[
         str, typer.Option("--to", help="Device kind to move to, e.g. tpu:v5e", autocompletion=completion_values.kind)
     ],
@@ -146,7 +146,7 @@ def plan(
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import planned
 
-    ref = in_its_pool(ref)
+    ref = resolve_job_name(ref)
     if is_local(ref):
         result = run_tool_locally("plan", {"path": ref, "to": to, "count": count})
     else:
@@ -154,16 +154,16 @@ def plan(
             result = client.checkpoint_plan(ref, to, count)
     emit(result, output, planned)
     if not result["ok"]:
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(REFUSED_EXIT_CODE)
 
 
 @app.command()
 def convert(
-    source: Place,
+    source: Location,
     target: Annotated[
         str,
         typer.Argument(
-            help="Folder to write into", metavar="POOL:FOLDER|FOLDER", autocompletion=completion_values.places
+            help="Folder to write into", metavar="POOL:FOLDER|FOLDER", autocompletion=completion_values.pool_prefixes
         ),
     ],
     to_kind: Annotated[
@@ -186,12 +186,12 @@ def convert(
 
     if not to_kind and not dtype:
         raise UserError("the target of the conversion is missing", "add --to-kind or --dtype")
-    options = {"to_kind": to_kind or None, "dtype": _mapping(dtype or []) or None, "on_lossy": on_lossy}
+    options = {"to_kind": to_kind or None, "dtype": _parse_dtypes(dtype or []) or None, "on_lossy": on_lossy}
     result = _run("convert", {"source": source, "root": target}, f"converting {source}", key, **options)
     emit(result, output, conversion)
 
 
-def _mapping(pairs: list[str]) -> dict[str, str]:
+def _parse_dtypes(pairs: list[str]) -> dict[str, str]:
     split = (pair.partition("=") for pair in pairs)
     mapping = {source: target for source, _, target in split}
     if bad := [key for key, value in mapping.items() if not key or not value]:
@@ -201,11 +201,11 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
 
 @app.command()
 def copy(
-    source: Place,
+    source: Location,
     target: Annotated[
         str,
         typer.Argument(
-            help="Folder to copy into", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=completion_values.places
+            help="Folder to copy into", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=completion_values.pool_prefixes
         ),
     ],
     to_kind: Annotated[
@@ -227,17 +227,19 @@ def copy(
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import copied
 
-    source = in_its_pool(source)
+    source = resolve_job_name(source)
     label = f"copying {source}"
-    if between_here_and_a_pool(source, target):
+    if is_between_machine_and_pool(source, target):
         if to_kind:
-            raise UserError("a copy between this machine and a pool cannot be converted on the way", CONVERT)
+            raise UserError("a copy between this machine and a pool cannot be converted on the way", CONVERT_REMEDY)
         from orchestrator import checkpoint_transfer
 
-        transfer = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
+        transfer = (
+            checkpoint_transfer.upload_checkpoint if is_local(source) else checkpoint_transfer.download_checkpoint
+        )
         with connect(progress=print_message) as client, byte_progress(label) as progress:
             result = transfer(client, source, target, progress)
-    elif all_local(source, target):
+    elif are_all_local(source, target):
         if to_kind:
             raise UserError(
                 "a copy on this machine cannot be converted on the way", "use `polyfleet checkpoint convert`"
@@ -266,7 +268,7 @@ def prune(
 
 @app.command()
 def pin(
-    ref: Place,
+    ref: Location,
     remove: Annotated[bool, typer.Option(help="Remove the pin instead of setting it")] = False,
     key: Key = "",
     output: Output = Format.TABLE,
@@ -284,14 +286,14 @@ def import_(
         typer.Argument(
             help="File or folder of another format",
             metavar="POOL:PATH|PATH",
-            autocompletion=completion_values.places,
+            autocompletion=completion_values.pool_prefixes,
         ),
     ],
     target: Annotated[
         str,
         typer.Argument(
             help="Folder of checkpoints to import into (default: beside the source)",
-            autocompletion=completion_values.places,
+            autocompletion=completion_values.pool_prefixes,
         ),
     ] = "",
     format: Annotated[  # noqa: A002
@@ -313,13 +315,13 @@ def import_(
 
     locations, label = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
     options: dict[str, Any] = {"format": format or None, "step": step, "drop": skip_unsupported or None}
-    if target and is_local(source) and between_here_and_a_pool(source, target):
-        from orchestrator.checkpoint_transfer import bring_in
+    if target and is_local(source) and is_between_machine_and_pool(source, target):
+        from orchestrator.checkpoint_transfer import import_local
         from orchestrator.client import connect
 
         arguments = {name: value for name, value in options.items() if value is not None}
         with connect(progress=print_message) as client, byte_progress(label) as progress:
-            result = bring_in(client, source, target, arguments, progress, key)
+            result = import_local(client, source, target, arguments, progress, key)
     else:
         result = _run("import", locations, label, key, **options)
     emit(result, output, imported)
@@ -327,11 +329,11 @@ def import_(
 
 @app.command()
 def export(
-    source: Place,
+    source: Location,
     target: Annotated[
         str,
         typer.Argument(
-            help="New file or folder to write", metavar="POOL:PATH|PATH", autocompletion=completion_values.places
+            help="New file or folder to write", metavar="POOL:PATH|PATH", autocompletion=completion_values.pool_prefixes
         ),
     ],
     format: Annotated[  # noqa: A002

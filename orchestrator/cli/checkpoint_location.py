@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.errors import FleetError
-from orchestrator.checkpoint_address import expanded, may_be_a_job, of_job
+from orchestrator.checkpoint_address import expand_user, may_be_job_name, resolve_job
 from orchestrator.cli.output import print_message, progress_line
 from orchestrator.show.units import size
 
@@ -17,7 +17,7 @@ def run_tool_locally(verb: str, arguments: dict[str, Any], label: str = "") -> A
     """Run a tool on this machine in a child process, so that this process does not import torch."""
     from workers.checkpoint.tools import run_in_child
 
-    paths = {k: expanded(v) for k, v in arguments.items() if v is not None}
+    paths = {k: expand_user(v) for k, v in arguments.items() if v is not None}
     with byte_progress(label or verb) as progress:
         return run_in_child(verb, paths, progress, sys.executable, follow_links=True)
 
@@ -30,9 +30,9 @@ def run_tool_in_fleet(verb: str, arguments: dict[str, Any], label: str = "", key
         return client.checkpoint_tool(verb, options, progress, key)
 
 
-def in_its_pool(location: str) -> str:
+def resolve_job_name(location: str) -> str:
     """Like checkpoint_address.of_job, but without a server `location` is a path of this machine."""
-    if not may_be_a_job(location):
+    if not may_be_job_name(location):
         return location
     from orchestrator.client import connect
 
@@ -41,7 +41,7 @@ def in_its_pool(location: str) -> str:
     except FleetError:
         return location
     with client:
-        return of_job(client, location)
+        return resolve_job(client, location)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from orchestrator.cli.output import write
 
 VARIABLE = "_POLYFLEET_COMPLETE"
 
-ASK = (
+REQUEST = (
     '_TYPER_COMPLETE_ARGS="{line}" _TYPER_COMPLETE_FISH_ACTION=get-args'
     " _POLYFLEET_COMPLETE=complete_fish polyfleet 2>/dev/null"
 )
@@ -34,7 +34,7 @@ _polyfleet_completion() {{
         [[ -n $value ]] || continue
         value="$option${{value%%$'\\t'*}}"
         COMPREPLY+=("${{value#"$kept"}}")
-    done < <(env {ASK.format(line="$line")})
+    done < <(env {REQUEST.format(line="$line")})
     [[ ${{#COMPREPLY[@]}} -eq 1 && ${{COMPREPLY[0]}} == *: ]] && compopt -o nospace
     return 0
 }}
@@ -54,7 +54,7 @@ _polyfleet_completion() {{
     if [[ $value == *: ]]; then open+=("$option$value"); continue; fi
     values+=("$option$value")
     shown+=("$value${{help:+  -- $help}}")
-  done < <(env {ASK.format(line="${words[1,CURRENT-1]} $PREFIX")})
+  done < <(env {REQUEST.format(line="${words[1,CURRENT-1]} $PREFIX")})
   (( $#values + $#open )) || {{ _files; return }}
   compadd -S "" -a open
   compadd -l -d shown -a values
@@ -72,7 +72,7 @@ function __polyfleet_completion
     set -l line (commandline -cp)
     set -l token (commandline -ct)
     set -l option (string match -r -- '^-[^=]*=' $token)
-    set -l values (env {ASK.format(line="$line")} | string match -r '.+')
+    set -l values (env {REQUEST.format(line="$line")} | string match -r '.+')
     if test (count $values) -gt 0
         string replace -r '^' -- "$option" $values
     else

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 0.25
 COUNTS = ("1", "2", "4", "8")
-LATEST_JOBS = 50
-PLAIN = re.compile(r"[A-Za-z0-9._+@%:/-]+")
+MAX_JOBS = 50
+SAFE_NAME = re.compile(r"[A-Za-z0-9._+@%:/-]+")
 """Characters without a meaning in any shell: another user's job may be called `$(…)`, and completed words are soon run.
 """
 
@@ -23,16 +23,16 @@ PLAIN = re.compile(r"[A-Za-z0-9._+@%:/-]+")
 def backends(typed: str) -> list[str]:
     from cluster.catalogue import vendors
 
-    return _listed(typed, lambda _: vendors())
+    return _complete_list(typed, lambda _: vendors())
 
 
 def kind(typed: str) -> list[str]:
-    return _starting(typed, _kinds(typed))
+    return _with_prefix(typed, _kinds(typed))
 
 
 def kinds(typed: str) -> list[str]:
     """Comma-separated kinds, as for every option with a plural name."""
-    return _listed(typed, _kinds)
+    return _complete_list(typed, _kinds)
 
 
 def accelerators(typed: str) -> list[str]:
@@ -43,58 +43,58 @@ def accelerators(typed: str) -> list[str]:
     if colon and not is_backend(kind):
         return [f"{kind}:{number}" for number in COUNTS if number.startswith(count)]
     if colon:
-        return [f"{kind}:{one}" for one in _listed(count, lambda word: _models(kind, word))]
-    return _listed(typed, lambda word: ["any", *_words(word), *_kinds(word)])
+        return [f"{kind}:{one}" for one in _complete_list(count, lambda word: _models(kind, word))]
+    return _complete_list(typed, lambda word: ["any", *_model_names(word), *_kinds(word)])
 
 
 def pool(typed: str) -> list[str]:
-    return _starting(typed, _from_server(_pools))
+    return _with_prefix(typed, _from_server(_pools))
 
 
 def pools(typed: str) -> list[str]:
-    return _listed(typed, lambda _: _from_server(_pools))
+    return _complete_list(typed, lambda _: _from_server(_pools))
 
 
 def kind_or_pool(typed: str) -> list[str]:
-    return _starting(typed, _kinds_and_pools(typed))
+    return _with_prefix(typed, _kinds_and_pools(typed))
 
 
 def kinds_and_pools(typed: str) -> list[str]:
-    return _listed(typed, _kinds_and_pools)
+    return _complete_list(typed, _kinds_and_pools)
 
 
-def places(typed: str) -> list[str]:
+def pool_prefixes(typed: str) -> list[str]:
     """Values `POOL:`; paths are left to the shell."""
     return [] if ":" in typed else [f"{pool}:" for pool in _from_server(_pools) if pool.startswith(typed)]
 
 
 def jobs(typed: str) -> list[str]:
     """Names and ids of the latest jobs."""
-    return _starting(typed, _from_server(_jobs))
+    return _with_prefix(typed, _from_server(_jobs))
 
 
-def jobs_and_places(typed: str) -> list[str]:
-    return [*jobs(typed), *places(typed)]
+def jobs_and_pools(typed: str) -> list[str]:
+    return [*jobs(typed), *pool_prefixes(typed)]
 
 
 def nodes(typed: str) -> list[str]:
-    return _starting(typed, _from_server(lambda client: (node["node"] for node in client.nodes())))
+    return _with_prefix(typed, _from_server(lambda client: (node["node"] for node in client.nodes())))
 
 
 def states(typed: str) -> list[str]:
     """Job states, in lower case if the user typed lower case."""
     from orchestrator.core.states import State
 
-    return _starting(typed, map(str.lower if typed.islower() else str, State.__members__))
+    return _with_prefix(typed, map(str.lower if typed.islower() else str, State.__members__))
 
 
-def _listed(typed: str, complete: Callable[[str], Iterable[str]]) -> list[str]:
+def _complete_list(typed: str, complete: Callable[[str], Iterable[str]]) -> list[str]:
     """Complete the word after the last comma; keep the text before it."""
     before, comma, word = typed.rpartition(",")
-    return [f"{before}{comma}{one}" for one in _starting(word, complete(word)) if one not in before.split(",")]
+    return [f"{before}{comma}{one}" for one in _with_prefix(word, complete(word)) if one not in before.split(",")]
 
 
-def _starting(typed: str, words: Iterable[str]) -> list[str]:
+def _with_prefix(typed: str, words: Iterable[str]) -> list[str]:
     return [word for word in dict.fromkeys(words) if word.startswith(typed)]
 
 
@@ -102,7 +102,7 @@ def _kinds_and_pools(word: str) -> list[str]:
     return [*_kinds(word), *([] if ":" in word else _from_server(_pools))]
 
 
-def _words(word: str) -> list[str]:
+def _model_names(word: str) -> list[str]:
     """Names of models that need no back end; once a part is typed, also with a size and in other spellings."""
     from cluster.catalogue import kind_spellings, resolve_name
 
@@ -125,7 +125,7 @@ def _kinds(word: str) -> list[str]:
 def _models(backend: str, model_prefix: str) -> list[str]:
     """Models of the catalogue and of the running fleet, which may have slices and cards that the catalogue lacks. Other
     spellings are included once a part is typed."""
-    fleet_kinds = [kind.partition(":") for kind in _from_server(_kinds_there)]
+    fleet_kinds = [kind.partition(":") for kind in _from_server(_fleet_kinds)]
     names = _listed_models(backend) + [model for of, _, model in fleet_kinds if model and of == _vendor(backend)]
     return names + [name for row in _rows(backend) for name in _spellings(row)] if model_prefix else names
 
@@ -157,12 +157,12 @@ def _pools(client: "Client") -> Iterable[str]:
     return (pool["pool"] for pool in client.fleet()["pools"])
 
 
-def _kinds_there(client: "Client") -> Iterable[str]:
+def _fleet_kinds(client: "Client") -> Iterable[str]:
     return (device["kind"] for node in client.nodes() for device in node["devices"])
 
 
 def _jobs(client: "Client") -> Iterable[str]:
-    rows = client.jobs(limit=LATEST_JOBS, fields=("id", "name"))
+    rows = client.jobs(limit=MAX_JOBS, fields=("id", "name"))
     return (row[field] for field in ("name", "id") for row in reversed(rows))
 
 
@@ -175,13 +175,11 @@ def _from_server(query: Callable[["Client"], Iterable[str]]) -> list[str]:
     names: list[str] = []
 
     def work() -> None:
-        with (
-            suppress(Exception),
-            connect(start=False, progress=lambda _: None) as client,
-        ):  # no messages while the user is typing
+        # Messages are discarded, because the user is typing.
+        with suppress(Exception), connect(start=False, progress=lambda _: None) as client:
             names.extend(query(client))
 
     thread = Thread(target=work, name="completion", daemon=True)
     thread.start()
     thread.join(WAIT_S)
-    return [word for word in names if PLAIN.fullmatch(word)]
+    return [word for word in names if SAFE_NAME.fullmatch(word)]

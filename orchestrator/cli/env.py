@@ -34,7 +34,7 @@ def create(name: Name, file: FleetFile = None) -> None:
     """Create an environment if it is missing, and print its interpreter. The first time takes minutes."""
     from cluster import environments
 
-    write(str(environments.create(_wanted(name, file), print_message)))
+    write(str(environments.create(_find_environment(name, file), print_message)))
 
 
 @app.command()
@@ -42,7 +42,7 @@ def path(name: Name, file: FleetFile = None) -> None:
     """Print the interpreter of an environment that exists."""
     from cluster import environments
 
-    write(str(environments.path(_wanted(name, file))))
+    write(str(environments.path(_find_environment(name, file))))
 
 
 @app.command()
@@ -54,7 +54,7 @@ def remove(name: Annotated[str, typer.Argument(help="Environment name, as `polyf
         print_message(f"removed {folder}")
 
 
-def _wanted(name: str, file: Path | None) -> Any:
+def _find_environment(name: str, file: Path | None) -> Any:
     """The environment for `name`: a pool of `file`, a built-in environment, or a pool of the demo fleet."""
     from cluster.errors import NotFound, nearest
     from cluster.fleet_spec import FLEETS, load_fleet

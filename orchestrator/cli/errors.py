@@ -23,17 +23,17 @@ EXIT_CODES = {
     130: "interrupted with Ctrl-C; jobs keep running",
     141: "output pipe closed",
 }
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT)
+PERMISSION_CODES = (errno.EACCES, errno.EPERM, errno.EROFS)
 JOB_EXIT_CODES = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 
 
-def report(error: BaseException) -> int:
+def print_error(error: BaseException) -> int:
     """Print `error` to stderr. Return the exit code."""
     from orchestrator.cli.output import print_message
 
     if isinstance(error, OSError):
-        error = _of_this_machine(error) or error
+        error = _environment_error(error) or error
     if isinstance(error, PolyfleetError):
         print_message(f"error: {error.message}")
         if error.remedy:
@@ -43,29 +43,29 @@ def report(error: BaseException) -> int:
         print_message("interrupted")
         return INTERRUPTED
     print_message(f"error: {type(error).__name__}: {error}")
-    print_message(f"  this is a bug in Polyfleet; report it with the traceback in {_keep_traceback(error)}")
+    print_message(f"  this is a bug in Polyfleet; report it with the traceback in {_store_traceback(error)}")
     return FAILED
 
 
-def _of_this_machine(error: OSError) -> PolyfleetError | None:
+def _environment_error(error: OSError) -> PolyfleetError | None:
     """The error for a full disk, missing permissions or a wrong home, which are not bugs; None for any other error."""
     from cluster.paths import home
 
     where = Path(os.fsdecode(error.filename or home()))
-    if error.errno in NO_ROOM:
+    if error.errno in DISK_FULL_CODES:
         return FleetError(
             f"{where} cannot be written: {error.strerror}",
             "free disk space there, or set POLYFLEET_HOME to a folder on another disk",
         )
     wrong_home = where == home() or (where.is_relative_to(home()) and error.errno == errno.ENOTDIR)
-    if wrong_home or (error.filename and error.errno in NO_RIGHT):
+    if wrong_home or (error.filename and error.errno in PERMISSION_CODES):
         is_in_home = wrong_home or where.is_relative_to(home())
         remedy = "set POLYFLEET_HOME to a folder that you own" if is_in_home else "change its permissions"
         return UserError(f"{where} cannot be used: {error.strerror}", remedy)
     return None
 
 
-def _keep_traceback(error: BaseException) -> Path | str:
+def _store_traceback(error: BaseException) -> Path | str:
     from cluster.paths import home, private_dir
 
     name = f"cli-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.log"

@@ -3,7 +3,7 @@
 LEAVE, TILDE, NEWLINES = ord("."), ord("~"), b"\r\n"
 
 
-class Escape:
+class EscapeFilter:
     """Filter for typed bytes. `~~` at the start of a line sends one `~`; `~` before another character is sent, too."""
 
     def __init__(self) -> None:

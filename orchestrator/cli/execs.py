@@ -18,14 +18,14 @@ import typer
 
 from cluster.errors import FleetError, PolyfleetError, UserError
 from orchestrator.cli.errors import BROKEN_PIPE, INTERRUPTED
-from orchestrator.cli.escape_sequence import Escape
+from orchestrator.cli.escape_sequence import EscapeFilter
 from orchestrator.cli.output import JobArgument, print_message
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
 
 Data = dict[str, Any]
-Told = Iterator[tuple[str, Data]]
+ExecEvents = Iterator[tuple[str, Data]]
 Rank = Annotated[int, typer.Option("--rank", help="Rank beside which the command runs", min=0)]
 PIECE_BYTES = 64 << 10
 SIGNAL_CODE = 128
@@ -46,12 +46,12 @@ def exec_(ctx: typer.Context, ref: JobArgument, rank: Rank = 0) -> None:
         raise UserError("no command", f"write it after `--`: `polyfleet exec {ref} -- nvidia-smi`")
     has_input = not sys.stdin.isatty()
     with connect(progress=print_message) as client:
-        order = {"command": command, "rank": rank, "input": has_input, "by": _who()}
+        order = {"command": command, "rank": rank, "input": has_input, "by": _user_name()}
         events = client.exec_run(ref, order)
-        started = _begun(events)
+        started = _wait_started(events)
         if has_input:
-            threading.Thread(target=_hand_on, args=(client, started["exec"]), name="input", daemon=True).start()
-        code = _to_its_end(client, started, events)
+            threading.Thread(target=_forward_stdin, args=(client, started["exec"]), name="input", daemon=True).start()
+        code = _relay_output(client, started, events)
     raise typer.Exit(code)
 
 
@@ -65,13 +65,13 @@ def shell(ref: JobArgument, rank: Rank = 0) -> None:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("a shell needs a terminal", f"run one command with `polyfleet exec {ref} -- COMMAND`")
-    order = {"command": [], "rank": rank, "terminal": True, "by": _who(), **_size()}
+    order = {"command": [], "rank": rank, "terminal": True, "by": _user_name(), **_size()}
     with connect(progress=print_message) as client:
         events = client.exec_run(ref, order | {"term": os.environ.get("TERM", "")[:64]})
-        started = _begun(events)
+        started = _wait_started(events)
         print_message(f"{started['job']}, rank {started['rank']} on node {started['node']}; Enter, then ~. leaves")
         with _raw_keyboard(client, started["exec"]) as keyboard:
-            code = _to_its_end(client, started, events, keyboard)
+            code = _relay_output(client, started, events, keyboard)
     raise typer.Exit(code)
 
 
@@ -84,24 +84,24 @@ def _size() -> dict[str, int]:
     return {"rows": max(size.lines, 1), "columns": max(size.columns, 1)}
 
 
-def _who() -> str:
+def _user_name() -> str:
     with suppress(Exception):  # the system may have no user with this uid
         return f"{getpass.getuser()}@{socket.gethostname()}"[:200]
     return ""
 
 
-def _begun(events: Told) -> Data:
+def _wait_started(events: ExecEvents) -> Data:
     """First event of the command: {"exec", "job", "attempt", "rank", "node"}. Raises FleetError."""
     for _, data in events:
         return data
-    raise _server_ended()
+    raise _server_stopped()
 
 
-def _server_ended() -> FleetError:
+def _server_stopped() -> FleetError:
     return FleetError("the server stopped, and the command with it", "run the command again; the job is still running")
 
 
-def _to_its_end(client: "Client", started: Data, events: Told, keyboard: "Keyboard | None" = None) -> int:
+def _relay_output(client: "Client", started: Data, events: ExecEvents, keyboard: "Keyboard | None" = None) -> int:
     """Write the command's output until it ends; return its exit code. Raises FleetError if it was stopped."""
     try:
         for name, data in events:
@@ -116,7 +116,7 @@ def _to_its_end(client: "Client", started: Data, events: Told, keyboard: "Keyboa
         if keyboard is None or not keyboard.has_left:
             raise
         return INTERRUPTED
-    raise _server_ended()
+    raise _server_stopped()
 
 
 def _code(end: Data, started: Data) -> int:
@@ -146,7 +146,7 @@ def _write(stream: str, data: bytes) -> None:
         raise FleetError(f"the output cannot be written: {e.strerror}", "write it to a disk with free space") from None
 
 
-def _hand_on(client: "Client", exec_id: str) -> None:
+def _forward_stdin(client: "Client", exec_id: str) -> None:
     """Forward standard input to its end, or until the command accepts no more."""
     sender = _Sender(client, exec_id)
     with suppress(PolyfleetError):  # the command has ended; its event stream reports how
@@ -182,7 +182,7 @@ class _Sender:
 
 
 class Keyboard:
-    """Forwards typed bytes and the size of the terminal. `left`: the user has left by the escape sequence."""
+    """Forwards typed bytes and the size of the terminal. `has_left`: the user has left by the escape sequence."""
 
     def __init__(self, client: "Client", exec_id: str):
         self._client, self._exec_id = client, exec_id
@@ -193,7 +193,7 @@ class Keyboard:
         os.write(self._wake_writer, signal_byte)
 
     def run(self) -> None:
-        sender, escape = _Sender(self._client, self._exec_id), Escape()
+        sender, escape = _Sender(self._client, self._exec_id), EscapeFilter()
         with suppress(PolyfleetError):  # the command has ended; its event stream reports how
             while sender.open:
                 ready, _, _ = select.select([sys.stdin.fileno(), self._wake_reader], [], [])

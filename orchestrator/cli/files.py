@@ -25,11 +25,11 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite files that diffe
 def list_(where: Where, output: Output = Format.TABLE) -> None:
     """List the files and folders below JOB[:PATH], with sizes and times (UTC)."""
     from orchestrator.client import connect
-    from orchestrator.file_transfer import listed
+    from orchestrator.file_transfer import list_all_files
     from orchestrator.show.files import files
 
     with connect(progress=print_message) as client:
-        emit(listed(client, *_split(where)), output, files)
+        emit(list_all_files(client, *_split(where)), output, files)
 
 
 @app.command()

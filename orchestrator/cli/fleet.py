@@ -9,7 +9,7 @@ from orchestrator.cli.output import Format, Output, emit, print_message, progres
 
 Data = dict[str, Any]
 Local = Annotated[bool, typer.Option("--local", help="Show this machine only (default if no fleet is running)")]
-ACT_ON = ("error", "warning")
+ACTIONABLE_LEVELS = ("error", "warning")
 
 
 def up(
@@ -96,7 +96,7 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
     """List nodes and devices: kind, memory, state, and the job each is allocated to."""
     from orchestrator.show.fleet import devices
 
-    if local or not _fleet_here():
+    if local or not _has_fleet():
         from orchestrator import local_machine
 
         emit([local_machine.local_node()], output, devices)
@@ -123,7 +123,7 @@ def backends(
             rows = local_machine.kernels()
         emit(rows, output, show_kernels.listed)
         return
-    if libraries or local or not _fleet_here():
+    if libraries or local or not _has_fleet():
         with progress_line("querying torch"):
             summary = local_machine.libraries() if libraries else local_machine.backends()
         emit(summary, output, show.libraries if libraries else show.backends)
@@ -140,7 +140,7 @@ def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
     from orchestrator.cli.errors import FAILED
     from orchestrator.show.fleet import findings
 
-    if local or not _fleet_here():
+    if local or not _has_fleet():
         from orchestrator import local_machine
 
         with progress_line("checking this machine"):
@@ -151,11 +151,11 @@ def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
         with connect(progress=print_message) as client:
             problems = client.doctor()
     emit(problems, output, findings)
-    if any(finding["level"] in ACT_ON for finding in problems):
+    if any(finding["level"] in ACTIONABLE_LEVELS for finding in problems):
         raise typer.Exit(FAILED)
 
 
-def _fleet_here() -> bool:
+def _has_fleet() -> bool:
     """Return whether a fleet is recorded, or a server runs that may have one."""
     from cluster import embedded, paths
     from orchestrator.server import daemon

@@ -9,7 +9,7 @@ from orchestrator.cli.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="Machines of the running fleet.", no_args_is_help=True, rich_markup_mode=None)
 Host = Annotated[str, typer.Argument(help="Host name as `ssh` knows it", metavar="HOST")]
-KEEP = "the fleet file was not changed: change it too, or the next `polyfleet up --file` undoes this"
+FILE_UNCHANGED = "the fleet file was not changed: change it too, or the next `polyfleet up --file` undoes this"
 
 
 @app.command("list")
@@ -37,7 +37,7 @@ def add(
     from orchestrator import hosts
 
     hosts.add(pool, host, address, devices, print_message)
-    print_message(KEEP)
+    print_message(FILE_UNCHANGED)
 
 
 @app.command()
@@ -46,4 +46,4 @@ def remove(host: Host) -> None:
     from orchestrator import hosts
 
     hosts.remove(host, print_message)
-    print_message(KEEP)
+    print_message(FILE_UNCHANGED)

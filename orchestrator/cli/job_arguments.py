@@ -10,7 +10,7 @@ from orchestrator.job_spec import JobSpec, load_jobs, parse_job
 from orchestrator.submission import to_dict
 
 Data = dict[str, Any]
-HOW = "name a job file, or write a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
+USAGE = "name a job file, or write a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class SubmitArguments:
     checkpoint: str = ""
 
 
-def specs_of(arguments: SubmitArguments) -> list[JobSpec]:
+def build_specs(arguments: SubmitArguments) -> list[JobSpec]:
     """Build the specs of the jobs. Raises UserError or SpecError."""
     variables = _variables(arguments)
-    parsed = _from_files(arguments) if arguments.words else [_without_file(arguments)]
-    return [_changed(data, arguments, variables) for data in parsed]
+    parsed = _load_files(arguments) if arguments.words else [_build_job(arguments)]
+    return [_apply_options(data, arguments, variables) for data in parsed]
 
 
-def _changed(data: Data, arguments: SubmitArguments, variables: dict[str, str]) -> JobSpec:
+def _apply_options(data: Data, arguments: SubmitArguments, variables: dict[str, str]) -> JobSpec:
     if arguments.name:
         data["name"] = arguments.name
     _set_variables(data, variables)
@@ -49,7 +49,7 @@ def _changed(data: Data, arguments: SubmitArguments, variables: dict[str, str]) 
     return parse_job(data)
 
 
-def _from_files(arguments: SubmitArguments) -> list[Data]:
+def _load_files(arguments: SubmitArguments) -> list[Data]:
     names = " ".join(arguments.words)
     if arguments.command is not None:
         raise UserError(f"both a job file, {names!r}, and a command after `--` were given", "keep one of them")
@@ -61,14 +61,14 @@ def _from_files(arguments: SubmitArguments) -> list[Data]:
     return [to_dict(spec) for word in arguments.words for spec in load_jobs(Path(word))]
 
 
-def _without_file(arguments: SubmitArguments) -> Data:
+def _build_job(arguments: SubmitArguments) -> Data:
     if arguments.command and arguments.task not in ("", "run"):
         command = " ".join(arguments.command)
         raise UserError(
             f"a {arguments.task} job cannot have a command: {command!r}", "use --entry, or leave --task out"
         )
     if not arguments.command and (arguments.task == "run" or not (arguments.task or arguments.entry)):
-        raise UserError("no job file" if arguments.command is None and not arguments.task else "no command", HOW)
+        raise UserError("no job file" if arguments.command is None and not arguments.task else "no command", USAGE)
     parts = {
         "task": arguments.task,
         "command": list(arguments.command or ()),
@@ -130,7 +130,7 @@ def _candidates(data: Data) -> list[Data]:
     return [*resources.get("any_of", []), *resources.get("ordered", [])]
 
 
-def folder_needed(command: list[str], here: Path) -> str:
+def find_needed_file(command: list[str], here: Path) -> str:
     """The word of a command that names a file in `here`, or a module after `-m`: the command then needs that folder. ""
     if there is none.
     """

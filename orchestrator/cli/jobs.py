@@ -35,7 +35,7 @@ def jobs(
 
     states = [_state(word) for word in state] if state else None
     fields = COLUMNS if output is Format.TABLE else ()
-    since_s = moment(since) if since else 0.0
+    since_s = parse_moment(since) if since else 0.0
     with connect(progress=print_message) as client:
         if every:
             pages = list(client.job_pages(states, name=name, since_s=since_s, fields=fields))
@@ -47,7 +47,7 @@ def jobs(
     emit(job_rows, output, lambda rows: shown(rows, filter_text))
 
 
-def moment(text: str, option: str = "--since") -> float:
+def parse_moment(text: str, option: str = "--since") -> float:
     """Unix time in seconds of an ISO 8601 day or time (UTC without a time zone), or of an age such as 2h."""
     import time
     from datetime import UTC, datetime

@@ -19,8 +19,8 @@ Dtypes = Annotated[str, typer.Option("--dtypes", help="Comma-separated dtypes")]
 Device = Annotated[str, typer.Option("--device", help="Device in torch's notation, e.g. cuda:0")]
 Compiled = Annotated[bool, typer.Option(help="Also measure faster implementations inside torch.compile (minutes)")]
 
-COMPILED_FOR = "sm_80,sm_90,sm_100,gfx942,gfx950"
-OfTriton = Annotated[
+DEFAULT_TARGETS = "sm_80,sm_90,sm_100,gfx942,gfx950"
+TritonKernels = Annotated[
     list[str] | None,
     typer.Argument(help="Kernels such as rmsnorm_rows (default: all)", metavar="[KERNEL]...", show_default=False),
 ]
@@ -52,7 +52,7 @@ def tune(
 
     request = {"operations": operations or [], "device": device, "compiled": compiled}
     rows = []
-    for row in local_machine.tuned(request | {"kernels": _words(kernels), "dtypes": _words(dtypes)}):
+    for row in local_machine.tune(request | {"kernels": _split_names(kernels), "dtypes": _split_names(dtypes)}):
         rows.append(row)
         outcome = f"{row['speedup']:.2f} times the speed of torch" if row["right"] else "wrong result"
         print_message(f"{row['operation']} {row['dtype']} {row['shapes']} by {row['kernels']}: {outcome}")
@@ -60,7 +60,7 @@ def tune(
 
 
 @app.command()
-def resources(kernels: OfTriton = None, target: Targets = COMPILED_FOR, output: Output = Format.TABLE) -> None:
+def resources(kernels: TritonKernels = None, target: Targets = DEFAULT_TARGETS, output: Output = Format.TABLE) -> None:
     """Compile every configuration of the Triton kernels that may be launched, also for devices that this machine does
     not have, and print their registers, spills and shared memory. Exit code 1 if one spills or exceeds a device.
 
@@ -70,17 +70,17 @@ def resources(kernels: OfTriton = None, target: Targets = COMPILED_FOR, output: 
     from workers.kernels import resources
 
     with progress_line("compiling") as update:
-        rows = resources.report(
-            _words(target),
+        rows = resources.compile_report(
+            _split_names(target),
             lambda done, of: update(f"compiled {done * 10 // max(of, 1)}0 % of {of} configurations"),
             kernels or (),
         )
     emit([row.to_plain() for row in rows], output, resource_use)
-    if refused := resources.spilling(rows):
+    if refused := resources.refused_rows(rows):
         print_message(f"{len(refused)} of {len(rows)} configurations may not be launched")
         raise typer.Exit(1)
     print_message(f"{len(rows)} configurations: none spills a register or exceeds its device")
 
 
-def _words(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]

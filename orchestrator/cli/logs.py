@@ -7,7 +7,7 @@ import typer
 
 from cluster.errors import FleetError
 from orchestrator.cli.output import Format, JobArgument, Output, print_message
-from orchestrator.log_lines import source
+from orchestrator.log_lines import line_source
 from orchestrator.show.terminal_text import log_lines
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def logs(
         elif away:
             raise FleetError(f"{'a part of the log is not shown: ' if printed else ''}{'; '.join(away)}")
         elif not printed:
-            _say_why_nothing(view, rank, attempt)
+            _explain_empty_log(view, rank, attempt)
 
 
 def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
@@ -63,7 +63,7 @@ def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Ite
         yield page["lines"]
 
 
-def _say_why_nothing(view: Data, rank: int | None, attempt: int | None) -> None:
+def _explain_empty_log(view: Data, rank: int | None, attempt: int | None) -> None:
     if not view["attempts"]:
         status = "never ran" if view["ended_at"] else "has not run yet"
         print_message(f"{view['id']} {status}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
@@ -111,9 +111,9 @@ class Printer:
     def _format_text(self, line: Data) -> str:
         self._ranks.add(line["rank"])
         prefix = f"[{line['rank']}] " if len(self._ranks) > 1 else ""
-        before, self._open_line = self._open_line, source(line) if line.get("unfinished") else None
+        before, self._open_line = self._open_line, line_source(line) if line.get("unfinished") else None
         end = "" if line.get("unfinished") else "\n"
-        if line.get("continues") and before == source(line):
+        if line.get("continues") and before == line_source(line):
             return "\n".join(log_lines(line["text"])) + end
         if line.get("continues") and not line["text"]:  # only the end of a line that another line follows
             self._open_line = before

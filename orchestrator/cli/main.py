@@ -31,7 +31,7 @@ from orchestrator.cli import (
     top,
     validate,
 )
-from orchestrator.cli.errors import EXIT_CODES, report
+from orchestrator.cli.errors import EXIT_CODES, print_error
 from orchestrator.cli.help_pages import InGroups, show_examples
 
 NAME = "polyfleet"
@@ -54,9 +54,9 @@ VERBS: tuple[Callable[..., None], ...] = (
     *(execs.exec_, execs.shell),
     *(validate.validate, render.render, simulate.simulate, schema.schema, completion.completion),
 )
-TAKE_A_COMMAND = (submit.submit, run.run, offer.offer, execs.exec_)
+COMMAND_VERBS = (submit.submit, run.run, offer.offer, execs.exec_)
 for verb in VERBS:
-    app.command(verb.__name__.rstrip("_"), cls=submit.WithCommand if verb in TAKE_A_COMMAND else None)(verb)
+    app.command(verb.__name__.rstrip("_"), cls=submit.WithCommand if verb in COMMAND_VERBS else None)(verb)
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(files.app, name="files")
@@ -95,7 +95,7 @@ def main() -> None:
         if not completion.complete_shell(app):
             app(prog_name=NAME)
     except (Exception, KeyboardInterrupt) as e:
-        sys.exit(report(e))
+        sys.exit(print_error(e))
 
 
 if __name__ == "__main__":

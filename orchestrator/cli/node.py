@@ -30,7 +30,7 @@ def drain(
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:
-        _tell(client.node_drain(node, now, reason), output)
+        _emit_state(client.node_drain(node, now, reason), output)
 
 
 @app.command()
@@ -39,7 +39,7 @@ def resume(node: Node, output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:
-        _tell(client.node_resume(node), output)
+        _emit_state(client.node_resume(node), output)
 
 
 @app.command()
@@ -48,10 +48,10 @@ def remove(node: Node, output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:
-        _tell(client.node_remove(node), output)
+        _emit_state(client.node_remove(node), output)
 
 
-def _tell(view: Data, output: Format) -> None:
+def _emit_state(view: Data, output: Format) -> None:
     from orchestrator.show.table import TableStack
 
     emit(view, output, lambda view: TableStack((f"{view['node']}: {view['state']}",)))

@@ -6,13 +6,13 @@ from orchestrator.cli.output import Format, Output, emit, print_message
 from orchestrator.cli.submit import (
     Accelerators,
     Checkpoint,
+    DataMounts,
     Entry,
     Env,
     EnvFile,
     LaunchAs,
     Name,
     Pool,
-    Shown,
     TaskName,
     Words,
     WorkingDir,
@@ -31,7 +31,7 @@ def offer(
     entry: Entry = "",
     working_dir: WorkingDir = "",
     launch: LaunchAs = None,
-    data: Shown = None,
+    data: DataMounts = None,
     checkpoint: Checkpoint = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -51,7 +51,7 @@ def offer(
         words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
-    specs = job_arguments.specs_of(arguments)
+    specs = job_arguments.build_specs(arguments)
     with connect(progress=print_message) as client:
         results = [submission.offers(client, spec) for spec in specs]
     if len(results) == 1:

@@ -126,8 +126,8 @@ def progress_line(text: str, after_s: float = 2.0) -> Iterator[Callable[[str], N
     done = threading.Event()
     started_s = time.monotonic()
 
-    def update(line_text: str) -> None:
-        state["what"] = line_text
+    def update(new_text: str) -> None:
+        state["what"] = new_text
 
     def show() -> None:
         tick_s = after_s

@@ -18,16 +18,16 @@ from orchestrator.cli.output import Format, print_message, progress_line
 from orchestrator.cli.submit import (
     Accelerators,
     Checkpoint,
+    DataMounts,
     Env,
     EnvFile,
     Key,
     Name,
     Pool,
-    Shown,
     Words,
-    accepted,
-    say_end,
-    tell_submitted,
+    print_end,
+    print_submitted,
+    submit_job,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(
     env_file: EnvFile = None,
     accelerators: Accelerators = "",
     pool: Pool = "",
-    data: Shown = None,
+    data: DataMounts = None,
     working_dir: Annotated[
         str | None,
         typer.Option(
@@ -68,23 +68,23 @@ def run(
     from orchestrator.client import connect
 
     command = ctx.meta["command"]
-    _refuse_unless_clear(words or [], command)
+    _check_arguments(words or [], command)
     arguments = job_arguments.SubmitArguments(
         words or [], command, name, env or [], env_file or [], accelerators, pool,
-        working_dir=_folder(working_dir, command or []), data=data or [], checkpoint=checkpoint,
+        working_dir=_choose_folder(working_dir, command or []), data=data or [], checkpoint=checkpoint,
     )  # fmt: skip
-    spec = _only(arguments)
+    spec = _single_spec(arguments)
     with connect(progress=print_message) as client:
-        view = accepted(client, spec, key)
+        view = submit_job(client, spec, key)
         if detach:
-            tell_submitted(view, Format.TABLE)
-            print_message(_how_to_go_on(view["id"]))
+            print_submitted(view, Format.TABLE)
+            print_message(_follow_hint(view["id"]))
             return
         print_message(f"submitted {view['id']}")
         _follow(client, view["id"])
 
 
-def _refuse_unless_clear(words: list[str], command: list[str] | None) -> None:
+def _check_arguments(words: list[str], command: list[str] | None) -> None:
     if not words and not command:
         raise UserError("no command", "write it after `--`: `polyfleet run --pool cpu -- python train.py`")
     if words and command is None and not Path(words[0]).exists():
@@ -93,13 +93,13 @@ def _refuse_unless_clear(words: list[str], command: list[str] | None) -> None:
         )
 
 
-def _folder(requested: str | None, command: list[str]) -> str:
+def _choose_folder(requested: str | None, command: list[str]) -> str:
     """The folder to upload: by default the current one if the command, e.g. `python train.py`, names a file in it."""
-    from orchestrator.cli.job_arguments import folder_needed
+    from orchestrator.cli.job_arguments import find_needed_file
 
     if requested is not None:
         return requested
-    if file_named := folder_needed(command, Path.cwd()):
+    if file_named := find_needed_file(command, Path.cwd()):
         print_message(
             f"uploading the current folder, because the command names {file_named}; --working-dir '' uploads none"
         )
@@ -107,10 +107,10 @@ def _folder(requested: str | None, command: list[str]) -> str:
     return ""
 
 
-def _only(arguments: "SubmitArguments") -> Any:
+def _single_spec(arguments: "SubmitArguments") -> Any:
     from orchestrator.cli import job_arguments
 
-    specs = job_arguments.specs_of(arguments)
+    specs = job_arguments.build_specs(arguments)
     if len(specs) != 1:
         raise UserError(
             f"`run` follows only one job; there are {len(specs)}", "submit them with `polyfleet submit --wait`"
@@ -126,16 +126,16 @@ def _follow(client: "Client", job_id: str) -> None:
             with progress_line(f"waiting for {job_id}"):
                 view = client.wait(job_id)
     except KeyboardInterrupt:
-        print_message(f"Job {job_id} has not ended. {_how_to_go_on(job_id)}")
+        print_message(f"Job {job_id} has not ended. {_follow_hint(job_id)}")
         raise typer.Exit(INTERRUPTED) from None
     except FleetError:
-        print_message(f"Job {job_id} has not ended. {_how_to_go_on(job_id)}")
+        print_message(f"Job {job_id} has not ended. {_follow_hint(job_id)}")
         raise
-    say_end(view)
+    print_end(view)
     raise typer.Exit(JOB_EXIT_CODES[view["state"]])
 
 
-def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
+def _print_log(client: "Client", job_id: str, following: "_InterruptDelay") -> None:
     """Print the log to its end; at Ctrl-C, ask what to do. Raises KeyboardInterrupt to leave the job running."""
     printer, cursor = Printer(Format.TABLE), None
     while True:
@@ -150,7 +150,7 @@ def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
             printer.close()
             if not _can_ask():
                 raise
-            if _asked(job_id) == "cancel":
+            if _ask_user(job_id) == "cancel":
                 print_message(f"cancelling {job_id}")
                 client.cancel(job_id)
 
@@ -161,7 +161,7 @@ def _can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty() and not piped
 
 
-def _asked(job_id: str) -> str:
+def _ask_user(job_id: str) -> str:
     """Ask the user; return "cancel" or "go on". Raises KeyboardInterrupt to leave the job running."""
     sys.stderr.write(f"\nJob {job_id} has not ended: {CHOICES}")
     sys.stderr.flush()
@@ -172,11 +172,11 @@ def _asked(job_id: str) -> str:
     return "cancel" if word in ("c", "cancel") else "go on"
 
 
-def _how_to_go_on(job_id: str) -> str:
+def _follow_hint(job_id: str) -> str:
     return f"Follow it with `polyfleet logs -f {job_id}`, end it with `polyfleet cancel {job_id}`"
 
 
-class _Following:
+class _InterruptDelay:
     """Delays Ctrl-C while a page is printed, so that no line is lost or printed twice. A second one is not delayed."""
 
     def __init__(self) -> None:
@@ -201,8 +201,8 @@ class _Following:
 
 
 @contextmanager
-def _interruptible() -> Iterator[_Following]:
-    following = _Following()
+def _interruptible() -> Iterator[_InterruptDelay]:
+    following = _InterruptDelay()
     before = signal.signal(signal.SIGINT, following.signalled)
     try:
         yield following

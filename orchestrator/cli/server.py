@@ -137,10 +137,10 @@ def _choose_database(url: str, is_running: bool) -> None:
     from cluster.errors import Conflict
     from cluster.paths import home
     from orchestrator.store import database_setting
-    from orchestrator.store.database import name_of, parsed
+    from orchestrator.store.database import name_of, parse_url
 
     requested, current = (
-        name_of(parsed(u)) for u in (database_setting.strip_password(url), database_setting.database_url(home()))
+        name_of(parse_url(u)) for u in (database_setting.strip_password(url), database_setting.database_url(home()))
     )
     if requested == current:
         return  # the setting already names this database, possibly with a password

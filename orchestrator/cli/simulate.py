@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.errors import UserError
-from orchestrator.cli.jobs import moment
+from orchestrator.cli.jobs import parse_moment
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 if TYPE_CHECKING:
     from orchestrator.show.table import TextTable
     from orchestrator.simulate.fleets import Fleet
-    from orchestrator.simulate.log_trace import Past
+    from orchestrator.simulate.log_trace import PastJobs
     from orchestrator.simulate.outcome import Outcome
     from orchestrator.simulate.replay import Replayed
     from orchestrator.simulate.traces import Trace
 
 POLICIES = "fifo, priority, finish_time, max_min_fairness, makespan or cost."  # numpy is not imported for the help
-MOST_RESTART_S, MOST_NOISE = 1e7, 10.0
+MAX_RESTART_S, MAX_NOISE = 1e7, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SimulationSources:
     """Sources of jobs and fleet as options; "" or None if absent."""
 
     trace: Path | None
@@ -78,16 +78,16 @@ def simulate(
     output: Output = Format.TABLE,
 ) -> None:
     """Replay a trace of jobs on a simulated fleet: completion times, makespan, restarts, utilisation."""
-    _check_number("--restart-cost", restart_cost or 0.0, MOST_RESTART_S)
-    _check_number("--noise", noise, MOST_NOISE)
-    sources = Asked(trace, throughputs, log, since, until, fleet, faults)
+    _check_number("--restart-cost", restart_cost or 0.0, MAX_RESTART_S)
+    _check_number("--noise", noise, MAX_NOISE)
+    sources = SimulationSources(trace, throughputs, log, since, until, fleet, faults)
     _check_sources(sources)
     _check_controller(controller, per_node, noise)
     from orchestrator.simulate import controller_replay, replay, traces
     from orchestrator.simulate.outcome import outcome
 
     replay.check_policy(policy)
-    jobs, devices, past = _of_log(sources) if log else _of_files(sources)
+    jobs, devices, past = _load_log(sources) if log else _load_files(sources)
     if controller:
         devices = controller_replay.on_nodes(devices, per_node)
     job_window = traces.read_window(window, jobs) if window else None
@@ -97,20 +97,20 @@ def simulate(
         _make_folder(plots)
     with progress_line(f"simulating {jobs.jobs} jobs"):
         if controller:
-            replayed = controller_replay.controlled(jobs, devices, policy, restart_cost)
+            replayed = controller_replay.replay_controlled(jobs, devices, policy, restart_cost)
         else:
             replayed = replay.replay(jobs, devices, policy, restart_cost, noise, seed)
     if plots is not None:
         _draw(jobs, devices, replayed, plots)
     result = outcome(jobs, devices, policy, replayed, job_window)
     if past is not None:
-        from orchestrator.simulate.log_trace import beside
+        from orchestrator.simulate.log_trace import with_log_figures
 
-        result = beside(result, past, restart_cost)
+        result = with_log_figures(result, past, restart_cost)
     emit(result, output, _table)
 
 
-def _check_sources(sources: Asked) -> None:
+def _check_sources(sources: SimulationSources) -> None:
     if bool(sources.log) == bool(sources.trace):
         problem = "both --trace and --log are given" if sources.log else "--trace or --log is missing"
         raise UserError(problem, "name a CSV file with --trace, or a server's home with --log")
@@ -131,7 +131,7 @@ def _check_controller(controller: bool, per_node: int | None, noise: float) -> N
         raise UserError("--noise cannot be combined with --controller", "leave one of them out")
 
 
-def _of_files(sources: Asked) -> "tuple[Trace, Fleet, Past | None]":
+def _load_files(sources: SimulationSources) -> "tuple[Trace, Fleet, PastJobs | None]":
     from orchestrator.simulate import fleets, traces
 
     if sources.trace is None or sources.throughputs is None or not sources.fleet:
@@ -139,29 +139,29 @@ def _of_files(sources: Asked) -> "tuple[Trace, Fleet, Past | None]":
         raise UserError(f"{missing} is missing", f"--trace needs --throughputs and --fleet; add {missing}")
     fleet = fleets.read_fleet(sources.fleet)
     if sources.faults is not None:
-        fleet = fleets.with_faults(fleet, sources.faults)
+        fleet = fleets.add_failures(fleet, sources.faults)
     return traces.read_trace(sources.trace, traces.read_throughputs(sources.throughputs, fleet), fleet), fleet, None
 
 
-def _of_log(sources: Asked) -> "tuple[Trace, Fleet, Past | None]":
+def _load_log(sources: SimulationSources) -> "tuple[Trace, Fleet, PastJobs | None]":
     """Read jobs from a log. Without `--fleet`, the fleet is the one that they used; its failures are those of
     `--faults`.
     """
     from dataclasses import replace
 
     from orchestrator.simulate import fleets
-    from orchestrator.simulate.log_trace import past
+    from orchestrator.simulate.log_trace import convert_log
     from orchestrator.simulate.logs import read_log
 
-    since_s = moment(sources.since) if sources.since else -float("inf")
-    until_s = moment(sources.until, "--until") if sources.until else float("inf")
+    since_s = parse_moment(sources.since) if sources.since else -float("inf")
+    until_s = parse_moment(sources.until, "--until") if sources.until else float("inf")
     fleet = fleets.read_fleet(sources.fleet) if sources.fleet else None
     if fleet and sources.faults is not None:
-        fleet = fleets.with_faults(fleet, sources.faults)
+        fleet = fleets.add_failures(fleet, sources.faults)
     with progress_line("reading the log"):
-        replayed = past(read_log(sources.log), fleet, since_s, until_s)
+        replayed = convert_log(read_log(sources.log), fleet, since_s, until_s)
     if not fleet and sources.faults is not None:
-        replayed = replace(replayed, fleet=fleets.with_faults(replayed.fleet, sources.faults))
+        replayed = replace(replayed, fleet=fleets.add_failures(replayed.fleet, sources.faults))
     return replayed.trace, replayed.fleet, replayed
 
 

@@ -53,7 +53,7 @@ EnvFile = Annotated[
     list[Path] | None,
     typer.Option("--env-file", help="File of environment variables in .env format; --env overrides it", metavar="FILE"),
 ]
-Shown = Annotated[
+DataMounts = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
@@ -109,7 +109,7 @@ def submit(
     entry: Entry = "",
     working_dir: WorkingDir = "",
     launch: LaunchAs = None,
-    data: Shown = None,
+    data: DataMounts = None,
     checkpoint: Checkpoint = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the job: exit 0 if it succeeded, 1 failed, 4 cancelled")
@@ -136,7 +136,7 @@ def submit(
         words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
-    specs = job_arguments.specs_of(arguments)
+    specs = job_arguments.build_specs(arguments)
     if len(specs) > 1 and follow:
         raise UserError(
             f"--follow follows only one job; there are {len(specs)}",
@@ -166,19 +166,19 @@ def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> Non
 def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool, bool], output: Format) -> None:
     """Submit one job. `ending`: whether to wait for its end, and whether to follow its log."""
     wait, follow = ending
-    view = accepted(client, spec, key)
+    view = submit_job(client, spec, key)
     if not wait:
-        tell_submitted(view, output)
+        print_submitted(view, output)
         return
     print_message(f"submitted {view['id']}")
-    _to_the_end(client, view["id"], follow, output)
+    _wait_for_end(client, view["id"], follow, output)
 
 
-def accepted(client: "Client", spec: "JobSpec", key: str) -> Data:
+def submit_job(client: "Client", spec: "JobSpec", key: str) -> Data:
     """Submit a job; return its view once it is stored durably."""
     from orchestrator import submission
 
-    with _accepted_once(key) as key, progress_line(f"submitting {spec.name}") as update:
+    with _idempotency_key(key) as key, progress_line(f"submitting {spec.name}") as update:
         return submission.submit(client, spec, key, update)
 
 
@@ -187,7 +187,7 @@ def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool,
     from orchestrator.cli.errors import JOB_EXIT_CODES
     from orchestrator.show.table import TableStack
 
-    with _accepted_once(key) as key, progress_line(f"submitting {len(specs)} jobs") as update:
+    with _idempotency_key(key) as key, progress_line(f"submitting {len(specs)} jobs") as update:
         ids = submission.submit_many(client, specs, key, update)
     emit(ids, output, lambda ids: TableStack(tuple(ids)))
     if wait:
@@ -196,7 +196,7 @@ def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool,
 
 
 @contextmanager
-def _accepted_once(key: str) -> Iterator[str]:
+def _idempotency_key(key: str) -> Iterator[str]:
     """Yield the idempotency key of this submission. On Ctrl-C, print how to repeat it safely, since the server may have
     accepted it.
     """
@@ -208,7 +208,7 @@ def _accepted_once(key: str) -> Iterator[str]:
         raise
 
 
-def tell_submitted(view: Data, output: Format) -> None:
+def print_submitted(view: Data, output: Format) -> None:
     from orchestrator.show.table import TableStack
 
     if view["reason"] != "submitted":
@@ -216,7 +216,7 @@ def tell_submitted(view: Data, output: Format) -> None:
     emit(view, output, lambda v: TableStack((v["id"],)))
 
 
-def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
+def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
     """Wait for the job's end and exit with its code. Ctrl-C, or the loss of the server, leaves the job running; a
     message says so.
     """
@@ -238,11 +238,11 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
     if not follow:
         emit(view, output, job)
     if follow or view["state"] != "SUCCEEDED":
-        say_end(view)
+        print_end(view)
     raise typer.Exit(JOB_EXIT_CODES[view["state"]])
 
 
-def say_end(view: Data) -> None:
+def print_end(view: Data) -> None:
     """Print how the job ended, after its log, which already has the traceback of a failure."""
     from orchestrator.show.jobs import failure
 

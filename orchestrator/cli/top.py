@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.top import Now, Rates
 
 Data = dict[str, Any]
-LEAVE = ("q", "Q", "\x1b", "\x03")
+EXIT_KEYS = ("q", "Q", "\x1b", "\x03")
 INTERRUPT_CHECK_S = 0.25
 """How often a wait for a key checks for Ctrl-C: a SIGINT that arrives just before the wait, or in another thread, does
 not interrupt it."""
@@ -46,16 +46,16 @@ def top(
     rates = Rates()
     with connect(progress=print_message) as client:
         if once or output is not Format.TABLE or not sys.stdout.isatty():
-            emit(_now(client, rates), output, shown)
+            emit(_take_snapshot(client, rates), output, shown)
             return
         _live(client, rates, count, every)
 
 
-def _now(client: "Client", rates: "Rates") -> "Now":
+def _take_snapshot(client: "Client", rates: "Rates") -> "Now":
     from orchestrator import top
 
-    rows = client.jobs(list(top.ON_DEVICES), limit=top.MOST, fields=top.FIELDS)
-    rows += client.jobs(list(top.WAITING), limit=top.MOST, fields=top.FIELDS)
+    rows = client.jobs(list(top.ON_DEVICES), limit=top.MAX_JOBS, fields=top.FIELDS)
+    rows += client.jobs(list(top.WAITING), limit=top.MAX_JOBS, fields=top.FIELDS)
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     return top.snapshot(_nodes(client), rows, rates, at)
 
@@ -80,7 +80,7 @@ def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
     try:
         with _keys() as keys, screen() as paint:
             while True:
-                paint(shown(_patient(client, rates)))
+                paint(shown(_snapshot_with_retry(client, rates)))
                 done += 1
                 if done == count or keys(every_s):
                     return
@@ -88,13 +88,13 @@ def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
         return
 
 
-def _patient(client: "Client", rates: "Rates") -> "Now":
+def _snapshot_with_retry(client: "Client", rates: "Rates") -> "Now":
     """Take a snapshot; after a restart of the server, wait for the new one."""
     from orchestrator.transport import ServerUnreachable
 
     while True:
         try:
-            return _now(client, rates)
+            return _take_snapshot(client, rates)
         except ServerUnreachable as e:
             client.reconnect(e)
 
@@ -127,5 +127,5 @@ class _Keys:
         while (remaining_s := until - time.monotonic()) > 0:
             ready, _, _ = select.select(watched, [], [], min(remaining_s, INTERRUPT_CHECK_S))
             if ready:
-                return os.read(ready[0], 64).decode(errors="replace")[:1] in ("", *LEAVE)
+                return os.read(ready[0], 64).decode(errors="replace")[:1] in ("", *EXIT_KEYS)
         return False

@@ -7,7 +7,7 @@ import typer
 from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
-DIFFERENT = 1
+DIFFERENT_EXIT_CODE = 1
 
 
 def validate(
@@ -57,4 +57,4 @@ def validate(
         result = numeric_validation.run(client, job, targets, rtol, update)
     emit(result, output, validation)
     if not result["same"]:
-        raise typer.Exit(DIFFERENT)
+        raise typer.Exit(DIFFERENT_EXIT_CODE)

@@ -13,38 +13,40 @@ reported. So causes that cannot follow from the failure of another rank take pre
 
 from typing import Any
 
-from orchestrator.core.attempts import Live, Part
-from orchestrator.core.retry import Ended
+from orchestrator.core.attempts import LiveAttempt, Part
+from orchestrator.core.retry import AttemptEnd
 from workers.messages import Failure, Outcome
 
 PRIMARY = frozenset({"lost", "signal", "oom", "storage", "nan", "hang", "launch"})
-HEARD_LATER_S = 3.0
+CONTACT_AFTER_FAILURE_S = 3.0
 """A node that answers this many seconds after another part failed did not cause that failure."""
 
-LAST = {"preempted": 6, "cancelled": 7, "succeeded": 8}
+STOPPED_RANKS = {"preempted": 6, "cancelled": 7, "succeeded": 8}
 
 
-def combine(attempt: Live, candidate: int, stop_reason: str) -> tuple[Ended, Outcome]:
+def combine(attempt: LiveAttempt, candidate: int, stop_reason: str) -> tuple[AttemptEnd, Outcome]:
     """Return the end of the attempt and the decisive outcome. `stop_reason`: why the job was to stop, or ""."""
     parts = [part for part in attempt.parts if part.outcome is not None]
     first_failed_s = min((p.ended_s for p in parts if p.outcome and p.outcome.state == "failed"), default=None)
-    rank, decisive = min(enumerate(parts), key=lambda item: (_class(item[1], first_failed_s), item[1].ended_s, item[0]))
+    rank, decisive = min(
+        enumerate(parts), key=lambda item: (_cause_rank(item[1], first_failed_s), item[1].ended_s, item[0])
+    )
     outcome = decisive.outcome
     assert outcome is not None
     if outcome.state == "fenced":
         explained = attempt.cut_off is not None and attempt.cut_off.explains(decisive.ended_s)
         why = attempt.cut_off.reason if attempt.cut_off and explained else "another attempt of this job replaced it"
-        outcome = lost(attempt, rank, f"{why}; node {decisive.node} then ended its part")
+        outcome = lost_outcome(attempt, rank, f"{why}; node {decisive.node} then ended its part")
     failure = outcome.failure
     codes = tuple(code for p in parts if p.outcome for code in _exit_codes(p.outcome))
     failed_nodes = tuple(sorted({p.node for p in parts if p.outcome and p.outcome.state in ("failed", "lost")}))
     blamed_nodes = (decisive.node,) if outcome.state in ("failed", "lost") else failed_nodes
-    kind, message = (failure.kind, _told(attempt, rank, decisive, failure)) if failure else ("", "")
-    refused = refused_by_user(decisive)
-    return Ended(outcome.state, candidate, kind, message, codes, blamed_nodes, stop_reason, refused), outcome
+    kind, message = (failure.kind, _cause_message(attempt, rank, decisive, failure)) if failure else ("", "")
+    refused = is_user_error(decisive)
+    return AttemptEnd(outcome.state, candidate, kind, message, codes, blamed_nodes, stop_reason, refused), outcome
 
 
-def refused_by_user(part: Part) -> bool:
+def is_user_error(part: Part) -> bool:
     """Return True if an error of the user prevented the start; no node has reported the part then."""
     failure = part.outcome.failure if part.outcome else None
     return failure is not None and failure.kind == "user" and not part.is_reported
@@ -55,40 +57,40 @@ def _exit_codes(outcome: Outcome) -> list[int]:
     return [] if outcome.state in ("fenced", "lost") else [code for _, code in sorted(outcome.exit_codes.items())]
 
 
-def _told(attempt: Live, rank: int, part: Part, failure: Failure) -> str:
+def _cause_message(attempt: LiveAttempt, rank: int, part: Part, failure: Failure) -> str:
     """Return the failure's message; for a gang, with its node and node rank."""
     if len(attempt.parts) == 1 or f"node {part.node} " in f"{failure.message} ":
         return failure.message
     return f"node {part.node} (node rank {rank}): {failure.message}"
 
 
-def _class(part: Part, first_failed_s: float | None) -> int:
+def _cause_rank(part: Part, first_failed_s: float | None) -> int:
     assert part.outcome is not None
     state, kind = part.outcome.state, part.outcome.failure.kind if part.outcome.failure else ""
-    if kind == "unreadable" or refused_by_user(part):
+    if kind == "unreadable" or is_user_error(part):
         return 1
     if state == "lost":
-        silent_since = first_failed_s is None or part.last_listed_s < first_failed_s + HEARD_LATER_S
+        silent_since = first_failed_s is None or part.last_listed_s < first_failed_s + CONTACT_AFTER_FAILURE_S
         return 2 if part.is_reported or silent_since else 5
     if state == "fenced":
         return 3
     if state == "failed":
         return 2 if kind in PRIMARY else 4
-    return LAST[state]
+    return STOPPED_RANKS[state]
 
 
-def result_of(attempt: Live) -> dict[str, Any]:
+def result_of(attempt: LiveAttempt) -> dict[str, Any]:
     """Return the task's result; global rank 0 is on the first node."""
     first = attempt.parts[0].outcome
     return first.result if first else {}
 
 
-def peak_of(attempt: Live) -> int:
+def peak_of(attempt: LiveAttempt) -> int:
     """Return the largest peak memory of the ranks of one node, in bytes; 0 if it was not measured."""
     return max(part.outcome.peak_memory_bytes if part.outcome else 0 for part in attempt.parts)
 
 
-def lost(attempt: Live, node_rank: int, message: str, kind: str = "lost") -> Outcome:
+def lost_outcome(attempt: LiveAttempt, node_rank: int, message: str, kind: str = "lost") -> Outcome:
     """Make the outcome of a part for which its agent has not reported a usable one."""
     part = attempt.parts[node_rank]
     state = "lost" if kind in ("lost", "launch") else "failed"

@@ -5,58 +5,69 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.core import attempt_stops, membership, nodes, progress
-from orchestrator.core.attempt_outcome import lost
-from orchestrator.core.attempts import ORDER, Live, Part
-from orchestrator.core.commands import Forget, Stop, StoreReport
+from orchestrator.core.attempt_outcome import lost_outcome
+from orchestrator.core.attempts import PHASE_ORDER, LiveAttempt, Part
+from orchestrator.core.commands import RemoveFiles, Stop, StoreReport
 from orchestrator.core.draft import Draft
-from orchestrator.core.messages import Heartbeat, Spoiled
-from orchestrator.core.nodes import Node, Stranger
+from orchestrator.core.messages import Heartbeat, PartUnreadable
+from orchestrator.core.nodes import Node, UntrackedAttempt
 from orchestrator.core.states import State
 from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import AttemptStatus, RankEvent
 
-AGAIN_S = 2.0
+REPEAT_S = 2.0
 """Seconds before a request to a node to stop or remove an untracked attempt is repeated."""
 
 
-def heard(draft: Draft, heartbeat: Heartbeat) -> None:
+def apply_reply(draft: Draft, heartbeat: Heartbeat) -> None:
     """Handle the reply of an agent. It is ignored if the node has another Ray id by now."""
     node = draft.nodes.get(heartbeat.node)
     if node is None or node.ray_id != heartbeat.ray_id:
         return
     was_closed = (
-        bool(node.agent_error) or node.facts is None or node.list_requested_s is None or node.silent_s(draft.now.s) > NODE_SILENT_S
+        bool(node.agent_error)
+        or node.facts is None
+        or node.list_requested_s is None
+        or node.silent_s(draft.now.s) > NODE_SILENT_S
     )
     notice_before = node.notice
-    draft.nodes[node.name] = node = _refreshed(node, heartbeat, draft.now.s)
+    draft.nodes[node.name] = node = _update_node(node, heartbeat, draft.now.s)
     if heartbeat.facts is not None or was_closed:
         draft.change(changed=True)
-        membership.noticed(draft, node.name, notice_before)
+        membership.notice_changed(draft, node.name, notice_before)
     for report in heartbeat.reports:
-        _report(draft, node.name, report, heartbeat)
+        _apply_report(draft, node.name, report, heartbeat)
     for job, epoch in heartbeat.epochs.items():
-        _seen_epoch(draft, node.name, job, epoch)
+        _record_epoch(draft, node.name, job, epoch)
     current = draft.nodes[node.name]
-    if heartbeat.attempts is not None and current.list_requested_s == heartbeat.requested_s:  # else a newer list arrived first
-        _listed(draft, current, heartbeat.attempts)
+    if (
+        heartbeat.attempts is not None and current.list_requested_s == heartbeat.requested_s
+    ):  # else a newer list arrived first
+        _apply_list(draft, current, heartbeat.attempts)
 
 
-def _refreshed(node: Node, heartbeat: Heartbeat, now_s: float) -> Node:
-    changes: dict[str, Any] = {"heard_s": max(node.last_contact_s, now_s), "failing": False, "unmade": 0}
+def _update_node(node: Node, heartbeat: Heartbeat, now_s: float) -> Node:
+    changes: dict[str, Any] = {
+        "last_contact_s": max(node.last_contact_s, now_s),
+        "in_failure": False,
+        "failed_agent_starts": 0,
+    }
     if heartbeat.facts is not None:
-        changes |= {"facts": heartbeat.facts, "refused": nodes.refusal(heartbeat.facts)}
-    if heartbeat.attempts is not None and (node.list_requested_s is None or heartbeat.requested_s >= node.list_requested_s):
-        changes |= {"listed_s": heartbeat.requested_s, "listed": heartbeat.attempts, "broken": ""}
+        changes |= {"facts": heartbeat.facts, "unsupported_reason": nodes.unsupported_reason(heartbeat.facts)}
+    if heartbeat.attempts is not None and (
+        node.list_requested_s is None or heartbeat.requested_s >= node.list_requested_s
+    ):
+        changes |= {"list_requested_s": heartbeat.requested_s, "listed": heartbeat.attempts, "agent_error": ""}
     return replace(node, **changes)
 
 
-def _report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat) -> None:
+def _apply_report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat) -> None:
     attempt, in_store = draft.attempts.get(report.job), report.job in heartbeat.stored_jobs
     if attempt is None or attempt.epoch != report.epoch:
-        _of_no_life(draft, node, report, in_store)
+        _handle_untracked(draft, node, report, in_store)
         return
     if not (0 <= report.node_rank < len(attempt.parts)) or attempt.parts[report.node_rank].node != node:
-        _of_no_life(draft, node, report, in_store)  # another attempt with the same number
+        _handle_untracked(draft, node, report, in_store)  # another attempt with the same number
         return
     part = attempt.parts[report.node_rank]
     if part.outcome is not None or (report.outcome is None and _is_late(draft, part, report, heartbeat)):
@@ -65,14 +76,14 @@ def _report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat
     for event in report.events if not part.unreadable_reason else ():
         if event.rank == 0 and event.at > position:
             position = event.at
-            attempt = _absorb(draft, attempt, node, event)
+            attempt = _apply_rank_event(draft, attempt, node, event)
     part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), doubt="")
     attempt = attempt.with_part(report.node_rank, part, position)
     draft.attempts[attempt.job] = attempt
     if report.phase != "starting" and attempt.is_running and draft.records[attempt.job].job.state is State.STARTING:
         draft.event(attempt.job, "started", attempt.epoch)
     if report.outcome is not None:
-        attempt_stops.part_ended(draft, attempt.job, report.node_rank, report.outcome)
+        attempt_stops.end_part(draft, attempt.job, report.node_rank, report.outcome)
 
 
 def _is_late(draft: Draft, part: Part, report: AttemptStatus, heartbeat: Heartbeat) -> bool:
@@ -83,20 +94,20 @@ def _is_late(draft: Draft, part: Part, report: AttemptStatus, heartbeat: Heartbe
     """
     listed_s = draft.nodes[part.node].list_requested_s
     is_older = listed_s is not None and heartbeat.requested_s < listed_s
-    return ORDER.index(report.phase) < ORDER.index(part.phase) or (bool(part.doubt) and is_older)
+    return PHASE_ORDER.index(report.phase) < PHASE_ORDER.index(part.phase) or (bool(part.doubt) and is_older)
 
 
-def _absorb(draft: Draft, attempt: Live, node: str, event: RankEvent) -> Live:
+def _apply_rank_event(draft: Draft, attempt: LiveAttempt, node: str, event: RankEvent) -> LiveAttempt:
     """Apply an event of rank 0. Its position, not its time, shows whether it was stored before: clocks may go back."""
     if event.type == "checkpoint":
-        _checkpoint(draft, attempt, node, event)
+        _record_checkpoint(draft, attempt, node, event)
     elif event.type == "report":
         draft.command(StoreReport(attempt.job, attempt.epoch, event.t, event.at, dict(event.data)))
-        return replace(attempt, pace=progress.reported(draft, attempt, event.t, event.data))
+        return replace(attempt, pace=progress.apply_report(draft, attempt, event.t, event.data))
     return attempt
 
 
-def _checkpoint(draft: Draft, attempt: Live, node: str, event: RankEvent) -> None:
+def _record_checkpoint(draft: Draft, attempt: LiveAttempt, node: str, event: RankEvent) -> None:
     facts = draft.nodes[node].facts
     full_path = PurePosixPath(str(event.data["path"]))
     if facts is None or ".." in full_path.parts or not full_path.is_relative_to(facts.storage):
@@ -106,7 +117,7 @@ def _checkpoint(draft: Draft, attempt: Live, node: str, event: RankEvent) -> Non
     draft.event(attempt.job, "checkpoint", attempt.epoch, pool=facts.pool, path=path, node=node, at=event.at, **details)
 
 
-def spoiled(draft: Draft, message: Spoiled) -> None:
+def mark_unreadable(draft: Draft, message: PartUnreadable) -> None:
     """Handle unreadable reports about one part: its attempt is stopped, others are not affected."""
     attempt = draft.attempts.get(message.job)
     if attempt is None or attempt.epoch != message.epoch or not 0 <= message.node_rank < len(attempt.parts):
@@ -123,12 +134,12 @@ def spoiled(draft: Draft, message: Spoiled) -> None:
     part = replace(part, unreadable_reason=part.unreadable_reason or message.why, cursor=cursor)
     draft.attempts[attempt.job] = attempt = attempt.with_part(message.node_rank, part)
     if message.ended:
-        attempt_stops.part_ended(
-            draft, attempt.job, message.node_rank, lost(attempt, message.node_rank, message.why, "unreadable")
+        attempt_stops.end_part(
+            draft, attempt.job, message.node_rank, lost_outcome(attempt, message.node_rank, message.why, "unreadable")
         )
 
 
-def _of_no_life(draft: Draft, node: str, report: AttemptStatus, in_store: bool) -> None:
+def _handle_untracked(draft: Draft, node: str, report: AttemptStatus, in_store: bool) -> None:
     """Handle a report on an attempt that is not tracked.
 
     An older attempt is stopped, and its files are removed once it has ended. A newer one than those in the log means
@@ -138,14 +149,14 @@ def _of_no_life(draft: Draft, node: str, report: AttemptStatus, in_store: bool) 
     """
     key = report.key
     if report.job in draft.records:
-        _seen_epoch(draft, node, report.job, report.epoch)
+        _record_epoch(draft, node, report.job, report.epoch)
     in_store = in_store or report.job in draft.records or report.job in draft.control.records
-    _strange(draft, node, key, Stranger(report.cursor, report.phase, in_store))
+    _put_untracked(draft, node, key, UntrackedAttempt(report.cursor, report.phase, in_store))
     if draft.nodes[node].untracked[key].is_in_log:
-        dismiss(draft, node, key)
+        retire_untracked(draft, node, key)
 
 
-def _strange(draft: Draft, node: str, key: str, untracked: Stranger) -> None:
+def _put_untracked(draft: Draft, node: str, key: str, untracked: UntrackedAttempt) -> None:
     node_state = draft.nodes[node]
     previous = node_state.untracked.get(key)
     asked_s = previous.requested_s if previous and previous.phase == untracked.phase else float("-inf")
@@ -155,14 +166,14 @@ def _strange(draft: Draft, node: str, key: str, untracked: Stranger) -> None:
         draft.change(changed=True)
 
 
-def dismiss(draft: Draft, node: str, key: str) -> None:
-    """Stop an untracked attempt, or let its node remove it once it has ended; repeated after AGAIN_S at the earliest.
+def retire_untracked(draft: Draft, node: str, key: str) -> None:
+    """Stop an untracked attempt, or let its node remove it once it has ended; repeated after REPEAT_S at the earliest.
 
     A node that may be another node under a second name is skipped; the request then goes to that other node.
     """
     node_state = draft.nodes[node]
     untracked = node_state.untracked[key]
-    if node_state.duplicate_of or draft.now.s - untracked.requested_s < AGAIN_S:
+    if node_state.duplicate_of or draft.now.s - untracked.requested_s < REPEAT_S:
         return
     untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=draft.now.s)}
     draft.nodes[node] = replace(node_state, untracked=untracked_attempts)
@@ -170,24 +181,24 @@ def dismiss(draft: Draft, node: str, key: str) -> None:
     record = draft.records.get(job)
     how = "preempt" if record and int(epoch) > record.job.epoch else "cancel"
     ended = untracked.phase == "ended"
-    draft.command(Forget(node, job, int(epoch)) if ended else Stop(node, job, int(epoch), how))
+    draft.command(RemoveFiles(node, job, int(epoch)) if ended else Stop(node, job, int(epoch), how))
 
 
-def look(draft: Draft) -> None:
+def retry_untracked(draft: Draft) -> None:
     """Repeat requests to stop or remove untracked attempts that nodes still have. Called once per tick."""
     for name, node in draft.nodes.items():
         for key, untracked in node.untracked.items() if node.has_agent else ():
             if untracked.is_in_log:
-                dismiss(draft, name, key)
+                retire_untracked(draft, name, key)
 
 
-def _seen_epoch(draft: Draft, node: str, job: str, epoch: int) -> None:
+def _record_epoch(draft: Draft, node: str, job: str, epoch: int) -> None:
     record = draft.records.get(job)
     if record is not None and epoch >= record.job.next_epoch:
         draft.event(job, "overtaken", record.job.epoch, node=node, seen=epoch)
 
 
-def _listed(draft: Draft, node: Node, listed: frozenset[str]) -> None:
+def _apply_list(draft: Draft, node: Node, listed: frozenset[str]) -> None:
     """Compare our attempts with a node's complete list of attempts.
 
     A part that is missing there becomes doubtful: its order never arrived, or the node's folder is gone. For a part
@@ -203,10 +214,10 @@ def _listed(draft: Draft, node: Node, listed: frozenset[str]) -> None:
         if not attempt.launching and node.list_requested_s is not None and node.list_requested_s >= attempt.since_s:
             for rank, part in enumerate(attempt.parts):
                 if part.node == node.name and part.outcome is None:
-                    _doubted(draft, job, rank, attempt.part_key(rank) in listed)
+                    _set_doubt(draft, job, rank, attempt.part_key(rank) in listed)
 
 
-def _doubted(draft: Draft, job: str, rank: int, is_there: bool) -> None:
+def _set_doubt(draft: Draft, job: str, rank: int, is_there: bool) -> None:
     """Set or clear the doubt about a part. The newest list of its node outweighs older lists and lost replies."""
     attempt = draft.attempts[job]
     part = attempt.parts[rank]

@@ -3,23 +3,23 @@
 from dataclasses import replace
 
 from orchestrator.core import fold, leaked_devices, nodes, progress, retry
-from orchestrator.core.attempt_outcome import combine, lost, peak_of, refused_by_user, result_of
-from orchestrator.core.attempts import Asked, Live, Part
-from orchestrator.core.commands import Forget, Release, Stop
-from orchestrator.core.draft import Draft, Kept
-from orchestrator.core.messages import Launched, LaunchFailed, Stopped
-from orchestrator.core.nodes import Stranger
+from orchestrator.core.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
+from orchestrator.core.attempts import LiveAttempt, Part, StopRequest
+from orchestrator.core.commands import Release, RemoveFiles, Stop
+from orchestrator.core.draft import Draft, PendingRelease
+from orchestrator.core.messages import Launched, LaunchFailed, StopAnswered
+from orchestrator.core.nodes import UntrackedAttempt
 from orchestrator.core.states import State
 from workers.messages import Outcome
 
-UNANSWERED_S = 5.0
+STOP_RETRY_S = 5.0
 """Seconds without a reply after which a stop request is repeated."""
 
-UNHEEDED_S = 15.0
+STOP_UNHEEDED_S = 15.0
 """Seconds after an acknowledged stop, in addition to the grace, after which it is repeated."""
 
 
-def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: bool = True) -> None:
+def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: bool = True) -> None:
     """Record the end of a part; only the first outcome counts. The last part concludes the attempt.
 
     `told`: the part's own node reported the outcome.
@@ -29,12 +29,18 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
     if part.outcome is not None:
         return
     if part.unreadable_reason:
-        outcome = lost(attempt, rank, part.unreadable_reason, "unreadable")
+        outcome = lost_outcome(attempt, rank, part.unreadable_reason, "unreadable")
     node = draft.nodes.get(part.node)
-    heard_s = node.list_requested_s if node and node.list_requested_s is not None and attempt.part_key(rank) in node.listed else 0.0
-    ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, last_listed_s=heard_s, is_reported=told, doubt="")
+    heard_s = (
+        node.list_requested_s
+        if node and node.list_requested_s is not None and attempt.part_key(rank) in node.listed
+        else 0.0
+    )
+    ended = replace(
+        part, phase="ended", outcome=outcome, ended_s=draft.now.s, last_listed_s=heard_s, is_reported=told, doubt=""
+    )
     draft.attempts[job] = attempt.with_part(rank, ended)
-    look_after(draft, job)
+    review(draft, job)
 
 
 def launched(draft: Draft, message: Launched) -> None:
@@ -54,7 +60,7 @@ def launched(draft: Draft, message: Launched) -> None:
     record = draft.records[attempt.job]
     if message.step is not None or any(details.values()) or record.missed_files or record.resumed_step is not None:
         draft.event(attempt.job, "resumed", attempt.epoch, step=message.step, **{k: v for k, v in details.items() if v})
-    look_after(draft, attempt.job)
+    review(draft, attempt.job)
 
 
 def launch_failed(draft: Draft, message: LaunchFailed) -> None:
@@ -69,20 +75,24 @@ def launch_failed(draft: Draft, message: LaunchFailed) -> None:
     if message.newest_epoch >= attempt.epoch:
         draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=message.newest_epoch)
     attempt = replace(attempt, launching=False, since_s=draft.now.s)
-    started = message.kind == "launch" and all(part.phase and part.node in message.maybe_started for part in attempt.parts)
+    started = message.kind == "launch" and all(
+        part.phase and part.node in message.maybe_started for part in attempt.parts
+    )
     if not started and message.maybe_started and message.kind == "launch":
-        attempt = attempt.begin_cut_off(message.message, draft.now.s)  # later ends of its parts are attributed to this failure
+        attempt = attempt.begin_cut_off(
+            message.message, draft.now.s
+        )  # later ends of its parts are attributed to this failure
     for rank, part in enumerate(attempt.parts) if not started else ():
         attempt = attempt.with_part(rank, _after_failed_launch(attempt, rank, part, message, draft.now.s))
     draft.attempts[attempt.job] = attempt
     if not started:
-        _node_failed(draft, message)
-    leaked_devices.told(draft, message.stuck)
-    _note_taken(draft, message)
-    look_after(draft, attempt.job)
+        _record_node_failures(draft, message)
+    leaked_devices.note_stuck(draft, message.stuck)
+    _record_foreign_use(draft, message)
+    review(draft, attempt.job)
 
 
-def _after_failed_launch(attempt: Live, rank: int, part: Part, message: LaunchFailed, now_s: float) -> Part:
+def _after_failed_launch(attempt: LiveAttempt, rank: int, part: Part, message: LaunchFailed, now_s: float) -> Part:
     """Return a part after a failed launch. A part that has ended, or that its node has reported, does not change."""
     if part.outcome is not None or (part.phase and part.node in message.maybe_started):
         return part
@@ -91,45 +101,47 @@ def _after_failed_launch(attempt: Live, rank: int, part: Part, message: LaunchFa
     return replace(part, phase="ended", ended_s=now_s, is_reported=False, outcome=_not_started(attempt, rank, message))
 
 
-def _not_started(attempt: Live, rank: int, message: LaunchFailed) -> Outcome:
+def _not_started(attempt: LiveAttempt, rank: int, message: LaunchFailed) -> Outcome:
     """Return the outcome of a part that was not started. Only nodes that lacked resources count as failed."""
-    outcome = lost(attempt, rank, message.message, message.kind)
+    outcome = lost_outcome(attempt, rank, message.message, message.kind)
     if message.lacking and attempt.parts[rank].node not in message.lacking:
         return replace(outcome, state="cancelled", failure=None)
     return outcome
 
 
-def _note_taken(draft: Draft, message: LaunchFailed) -> None:
+def _record_foreign_use(draft: Draft, message: LaunchFailed) -> None:
     for name in set(message.lacking) - set(message.stuck):
         if (node := draft.nodes.get(name)) is not None:
             draft.nodes[name] = replace(node, foreign_use_s=draft.now.s)
 
 
-def _node_failed(draft: Draft, message: LaunchFailed) -> None:
+def _record_node_failures(draft: Draft, message: LaunchFailed) -> None:
     for name in message.unanswered if message.kind == "launch" else ():
         if (node := draft.nodes.get(name)) is not None:
-            draft.nodes[name] = nodes.failed(node, f"an attempt could not be started: {message.message}", draft.now.s)
+            draft.nodes[name] = nodes.record_failure(
+                node, f"an attempt could not be started: {message.message}", draft.now.s
+            )
 
 
-def stopped(draft: Draft, message: Stopped) -> None:
+def stop_answered(draft: Draft, message: StopAnswered) -> None:
     attempt = draft.attempts.get(message.job)
     if attempt is None or attempt.epoch != message.epoch or (stop := attempt.stop_requests.get(message.node)) is None:
         return
     if stop.how == message.how and message.requested_s >= stop.since_s and not (stop.is_acknowledged and message.error):
-        at_s = draft.now.s if not message.error else draft.now.s - UNANSWERED_S + 1.0
+        at_s = draft.now.s if not message.error else draft.now.s - STOP_RETRY_S + 1.0
         after = replace(stop, updated_s=at_s, is_acknowledged=not message.error)
         draft.attempts[attempt.job] = replace(attempt, stop_requests={**attempt.stop_requests, message.node: after})
 
 
-def save_all(draft: Draft, node: str, why: str) -> None:
+def preempt_node(draft: Draft, node: str, why: str) -> None:
     """Let every attempt on `node` save and stop; their jobs continue on other nodes."""
     for job in sorted(draft.on_node(node)):
         record = draft.records[job]
         if not draft.event(job, "preempted", record.job.epoch, reason=why):
-            look_after(draft, job)
+            review(draft, job)
 
 
-def look_after(draft: Draft, job: str) -> None:
+def review(draft: Draft, job: str) -> None:
     """Send stop requests if the attempt has to stop, and conclude it if all its parts have ended."""
     attempt = draft.attempts[job]
     if attempt.cancelled_s is None and draft.records[job].job.state is State.CANCELLED:
@@ -138,18 +150,18 @@ def look_after(draft: Draft, job: str) -> None:
         return
     if attempt.is_over:
         _conclude(draft, attempt)
-    elif how := _wanted(draft, attempt):
+    elif how := _stop_mode(draft, attempt):
         for node in dict.fromkeys(part.node for part in attempt.parts if part.outcome is None):
-            _ask(draft, job, node, how)
+            _request_stop(draft, job, node, how)
 
 
-def _wanted(draft: Draft, attempt: Live) -> str:
+def _stop_mode(draft: Draft, attempt: LiveAttempt) -> str:
     """Return how the attempt has to stop, or "". After one part was preempted, the others keep their own grace."""
     state = draft.records[attempt.job].job.state
     if state is State.CANCELLED:
         return "cancel"
     if attempt.superseded_reason or any(p.doubt or is_broken(p) for p in attempt.parts):
-        return "cancel" if _failed_first(attempt) else "fence"
+        return "cancel" if _failed_before_cut_off(attempt) else "fence"
     preempted = any(p.outcome and p.outcome.state == "preempted" for p in attempt.parts)
     return "preempt" if state is State.SAVING or preempted else ""
 
@@ -162,32 +174,34 @@ def is_broken(part: Part) -> bool:
     return bool(part.unreadable_reason) or (part.outcome is not None and part.outcome.state in BROKEN)
 
 
-def _failed_first(attempt: Live) -> bool:
+def _failed_before_cut_off(attempt: LiveAttempt) -> bool:
     """Return True if a part failed by itself, and not because nodes were disconnected.
 
     The kind of stop request then sent to the nodes also informs a later server, which does not have this state.
     """
-    if any(part.unreadable_reason or refused_by_user(part) for part in attempt.parts):
+    if any(part.unreadable_reason or is_user_error(part) for part in attempt.parts):
         return True
     failed_s = [part.ended_s for part in attempt.parts if part.outcome and part.outcome.state == "failed"]
     return bool(failed_s) and not (attempt.cut_off and attempt.cut_off.explains(min(failed_s)))
 
 
-def _ask(draft: Draft, job: str, node: str, how: str) -> None:
+def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:
     attempt, now_s = draft.attempts[job], draft.now.s
     stop = attempt.stop_requests.get(node)
     if stop and stop.how == how:
         grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
-        if now_s - stop.updated_s < (UNHEEDED_S + grace_s if stop.is_acknowledged else UNANSWERED_S):
+        if now_s - stop.updated_s < (STOP_UNHEEDED_S + grace_s if stop.is_acknowledged else STOP_RETRY_S):
             return
     since_s = stop.since_s if stop and stop.how == how else now_s
-    draft.attempts[job] = replace(attempt, stop_requests={**attempt.stop_requests, node: Asked(how, now_s, since_s=since_s)})
+    draft.attempts[job] = replace(
+        attempt, stop_requests={**attempt.stop_requests, node: StopRequest(how, now_s, since_s=since_s)}
+    )
     draft.command(Stop(node, job, attempt.epoch, how, now_s))
 
 
-def _conclude(draft: Draft, attempt: Live) -> None:
+def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
     """Store the end of the attempt, release its reservation, and let its nodes remove its files."""
-    if draft.records[attempt.job].job.state is State.STARTING and _ran(attempt):
+    if draft.records[attempt.job].job.state is State.STARTING and _has_run(attempt):
         draft.event(attempt.job, "started", attempt.epoch)  # it ended before a report showed it running
     record = draft.records[attempt.job]
     if record.job.state is State.CANCELLED:
@@ -195,7 +209,7 @@ def _conclude(draft: Draft, attempt: Live) -> None:
     else:
         stop_reason = record.reason if record.job.state is State.SAVING else ""
         ended, decisive = combine(attempt, record.attempts[-1].candidate, stop_reason)
-        decision = retry.after(record.job, ended)
+        decision = retry.decide_retry(record.job, ended)
         failure = decisive.failure.to_plain() if decisive.failure else None
         details = {"outcome": ended.state, "result": result_of(attempt), "failure": failure}
         draft.record(fold.ended(record.job, decision, draft.now.wall_s, **details, peak_memory_bytes=peak_of(attempt)))
@@ -204,29 +218,29 @@ def _conclude(draft: Draft, attempt: Live) -> None:
         if (until_s := decision.pause_s + (attempt.raised_s if waited_for_lease else draft.now.s)) > draft.now.s:
             draft.paused_until_s[attempt.job] = until_s
     draft.remove_attempt(attempt)
-    progress.ended(draft, attempt.job)
-    draft.pending_releases[attempt.allocation_name] = Kept(attempt.key, draft.now.s)
+    progress.attempt_ended(draft, attempt.job)
+    draft.pending_releases[attempt.allocation_name] = PendingRelease(attempt.key, draft.now.s)
     for rank, part in enumerate(attempt.parts):
-        _forget(draft, attempt.part_key(rank), part)
+        _remove_files(draft, attempt.part_key(rank), part)
 
 
-def _ran(attempt: Live) -> bool:
+def _has_run(attempt: LiveAttempt) -> bool:
     """Return True if every rank has started; only started ranks have exit codes."""
     return all(part.outcome is not None and part.outcome.exit_codes for part in attempt.parts)
 
 
-def _forget(draft: Draft, key: str, part: Part) -> None:
+def _remove_files(draft: Draft, key: str, part: Part) -> None:
     """Let the node remove a part's files. Until it has, it reports the part as an untracked attempt."""
     if (node := draft.nodes.get(part.node)) is not None:
-        untracked = Stranger(part.cursor, "ended", is_in_log=True, requested_s=draft.now.s)
+        untracked = UntrackedAttempt(part.cursor, "ended", is_in_log=True, requested_s=draft.now.s)
         draft.nodes[node.name] = replace(node, untracked={**node.untracked, key: untracked})
     job, epoch, _ = key.rsplit(".", 2)
-    draft.command(Forget(part.node, job, int(epoch)))
+    draft.command(RemoveFiles(part.node, job, int(epoch)))
 
 
-def release(draft: Draft) -> None:
+def retry_releases(draft: Draft) -> None:
     """Repeat the release of reservations until Ray confirms it."""
     for place, pending in draft.pending_releases.items():
-        if draft.now.s - pending.requested_s > UNANSWERED_S:
+        if draft.now.s - pending.requested_s > STOP_RETRY_S:
             draft.pending_releases[place] = replace(pending, requested_s=draft.now.s)
             draft.command(Release(place, draft.now.s))

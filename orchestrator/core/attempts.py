@@ -11,7 +11,7 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.progress import Pace
 from workers.messages import PHASES, Outcome
 
-ORDER = ("", *PHASES)
+PHASE_ORDER = ("", *PHASES)
 """Phases of a part in order; "" until its node has reported it."""
 
 
@@ -25,15 +25,15 @@ def node_of(devices_id: str) -> str:
     return devices_id.partition("/")[0]
 
 
-def place_of(allocation: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+def allocation_name(allocation: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     """Return a name for these devices: 16 hexadecimal digits, equal for equal allocations."""
     text = ";".join(f"{devices_id}:{','.join(map(str, numbers))}" for devices_id, numbers in allocation)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """Previous attempt that may have left files. `over`: its nodes have reported that all its processes ended."""
+class PreviousAttempt:
+    """Previous attempt that may have left files. `is_over`: its nodes have reported that all its processes ended."""
 
     epoch: int
     pool: str
@@ -42,21 +42,23 @@ class Ran:
     is_over: bool
 
 
-OVER = frozenset({"succeeded", "preempted", "cancelled"})
+CONFIRMED_ENDS = frozenset({"succeeded", "preempted", "cancelled"})
 """Outcomes that an attempt on several nodes has only if all of them have reported its end."""
 
 
-def ran(attempts: tuple[Attempt, ...]) -> tuple[Ran, ...]:
+def previous_attempts(attempts: tuple[Attempt, ...]) -> tuple[PreviousAttempt, ...]:
     """Return the previous attempts, newest first."""
     return tuple(
-        Ran(a.epoch, a.pool, tuple(node_of(d) for d, _ in a.allocation), a.started_s is not None, _is_over(a))
+        PreviousAttempt(
+            a.epoch, a.pool, tuple(node_of(d) for d, _ in a.allocation), a.started_s is not None, _is_over(a)
+        )
         for a in reversed(attempts)
     )
 
 
 def _is_over(attempt: Attempt) -> bool:
     """Return True if no process of the attempt is left. After `lost` or `fenced`, some may run for a moment longer."""
-    return attempt.outcome in OVER or (attempt.outcome == "failed" and len(attempt.allocation) == 1)
+    return attempt.outcome in CONFIRMED_ENDS or (attempt.outcome == "failed" and len(attempt.allocation) == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,13 @@ class Part:
     """Part of an attempt on one node; `first_rank` is the lowest of its global ranks.
 
     `outcome` is set once it has ended, or once none of its processes can run. `ended_s` is when we learned that.
-    `heard_s` is when the node was asked for its newest list of attempts, if that contains the part, else 0: a node that
-    returns, or one with an empty disk, proves nothing about it. `told`: its own node reported the outcome, so it was
-    not concluded from silence.
+    `last_listed_s` is when the node was asked for its newest list of attempts, if that contains the part, else 0: a
+    node that returns, or one with an empty disk, proves nothing about it. `is_reported`: its own node reported the
+    outcome, so it was not concluded from silence.
 
-    `unsure` is "" or why its node may not have the part: it ends as lost once that is certain, unless its node reports
-    or lists it again. `spoiled` is "" or why the agent's reports about it cannot be read: it is stopped and ends as
-    failed.
+    `doubt` is "" or why its node may not have the part: it ends as lost once that is certain, unless its node reports
+    or lists it again. `unreadable_reason` is "" or why the agent's reports about it cannot be read: it is stopped and
+    ends as failed.
     """
 
     node: str
@@ -88,10 +90,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StopRequest:
     """Request to a node to stop an attempt, first sent at `since_s` and last at `at_s` (monotonic).
 
-    `heard`: the node has acknowledged it; `at_s` is then the time of that reply.
+    `is_acknowledged`: the node has acknowledged it; `at_s` is then the time of that reply.
     """
 
     how: str
@@ -100,13 +102,13 @@ class Asked:
     since_s: float = 0.0
 
 
-AFTERMATH_S = 60.0
+CUT_OFF_AFTERMATH_S = 60.0
 """Seconds after its nodes answer again in which an attempt may still fail because of broken connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """Period in which nodes of an attempt were unreachable, and why. `over_s` is its end, None while it lasts."""
+    """Period in which nodes of an attempt were unreachable, and why. `until_s` is its end, None while it lasts."""
 
     reason: str
     since_s: float
@@ -114,11 +116,11 @@ class CutOff:
 
     def explains(self, at_s: float) -> bool:
         """Return True if a failure at that time may be a consequence of this disconnection."""
-        return self.since_s <= at_s and (self.until_s is None or at_s <= self.until_s + AFTERMATH_S)
+        return self.since_s <= at_s and (self.until_s is None or at_s <= self.until_s + CUT_OFF_AFTERMATH_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Lowering:
+class PendingLowering:
     """Pending removal of a fence: since when, and when it was last requested. Monotonic seconds."""
 
     since_s: float
@@ -126,18 +128,18 @@ class Lowering:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveAttempt:
     """Attempt that may still run. Times are monotonic seconds.
 
-    `launching` until the reply to its launch. `since_s`: from then on, its nodes must list it. `fence_known`: this
+    `launching` until the reply to its launch. `since_s`: from then on, its nodes must list it. `is_fence_known`: this
     process launched it, or has read that its fence is not above it. `read_s`: when the fence was last read.
-    `fence_asked_s` and `fenced_s`: when a fence above its epoch was requested, and when Ray had stored it. `raised_s`:
-    first such request since the fence was last lowered. `lowering` is set until lowering is confirmed. `asked` are stop
-    requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures that its nodes report
-    while `cut_off` explains them are attributed to it, whatever stop we requested.
-    `overruled` is "" or why the attempt does not count any more, whatever its nodes report. `told_at` is the position
-    of the newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None
-    before its first report.
+    `fence_requested_s` and `fenced_s`: when a fence above its epoch was requested, and when Ray had stored it.
+    `raised_s`: first such request since the fence was last lowered. `lowering` is set until lowering is confirmed.
+    `stop_requests` are stop requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures
+    that its nodes report while `cut_off` explains them are attributed to it, whatever stop we requested.
+    `superseded_reason` is "" or why the attempt does not count any more, whatever its nodes report. `told_at` is the
+    position of the newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace`
+    is None before its first report.
     """
 
     job: str
@@ -146,13 +148,13 @@ class Live:
     since_s: float
     launching: bool = False
     last_event_at: int = 0
-    stop_requests: Mapping[str, Asked] = field(default_factory=dict)
+    stop_requests: Mapping[str, StopRequest] = field(default_factory=dict)
     is_fence_known: bool = True
     read_s: float = 0.0
     fence_requested_s: float | None = None
     fenced_s: float | None = None
     raised_s: float = 0.0
-    lowering: Lowering | None = None
+    lowering: PendingLowering | None = None
     superseded_reason: str = ""
     cut_off: CutOff | None = None
     cancelled_s: float | None = None
@@ -165,7 +167,7 @@ class Live:
     @property
     def allocation_name(self) -> str:
         """Name of its set of devices, the same for another attempt on exactly these devices."""
-        return place_of(tuple((part.devices_id, part.numbers) for part in self.parts))
+        return allocation_name(tuple((part.devices_id, part.numbers) for part in self.parts))
 
     @property
     def is_over(self) -> bool:
@@ -175,7 +177,7 @@ class Live:
     def is_running(self) -> bool:
         return all(part.phase == "running" for part in self.parts)
 
-    def begin_cut_off(self, why: str, now_s: float) -> "Live":
+    def begin_cut_off(self, why: str, now_s: float) -> "LiveAttempt":
         """Begin or extend a disconnection. The first reason is kept as long as it explains failures."""
         previous = self.cut_off
         still_explains = previous is not None and previous.explains(now_s)
@@ -183,7 +185,7 @@ class Live:
             self, cut_off=replace(previous, until_s=None) if previous and still_explains else CutOff(why, now_s)
         )
 
-    def end_cut_off(self, now_s: float) -> "Live":
+    def end_cut_off(self, now_s: float) -> "LiveAttempt":
         """End the disconnection, because all nodes answer."""
         if self.cut_off is None or self.cut_off.until_s is not None:
             return self
@@ -192,12 +194,12 @@ class Live:
     def part_key(self, node_rank: int) -> str:
         return f"{self.key}.{node_rank}"
 
-    def with_part(self, node_rank: int, part: Part, told_at: int | None = None) -> "Live":
+    def with_part(self, node_rank: int, part: Part, told_at: int | None = None) -> "LiveAttempt":
         parts = (*self.parts[:node_rank], part, *self.parts[node_rank + 1 :])
         return replace(self, parts=parts, last_event_at=self.last_event_at if told_at is None else told_at)
 
 
-def live_of(record: Record, now_s: float, *, launching: bool = False, last_position: int = 0) -> Live | None:
+def attempt_of(record: Record, now_s: float, *, launching: bool = False, last_position: int = 0) -> LiveAttempt | None:
     """Return the attempt of `record` that may still hold devices, or None."""
     attempt = record.live_attempt
     if attempt is None:
@@ -207,4 +209,4 @@ def live_of(record: Record, now_s: float, *, launching: bool = False, last_posit
     for devices_id, numbers in attempt.allocation:
         parts.append(Part(node_of(devices_id), devices_id, numbers, first_rank))
         first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
-    return Live(record.job.id, attempt.epoch, tuple(parts), now_s, launching, last_position)
+    return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, launching, last_position)

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.core.capacity import Room
-from orchestrator.core.fit import least, other_vendor
-from orchestrator.core.host_memory import Promised, machine
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.fit import minimum_count, vendor_change_reason
+from orchestrator.core.host_memory import Availability, machine
 from orchestrator.core.model import Devices, Job, Preempt, Running
 from orchestrator.core.placement_slots import Place
 from orchestrator.core.score import rank
@@ -27,7 +27,7 @@ MAX_HOLDERS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Reservation:
     """Reservation of `count` devices on each of `nodes` (devices ids) for candidate number `candidate`.
 
     `missing`: devices that will be neither free nor freeing after `victims` have stopped. `short_of` names the memory
@@ -43,51 +43,57 @@ class Claim:
     held_elsewhere: str = ""
 
 
-def claim(job: Job, capacity: Room, own: bool = False) -> Claim | None:
+def find_reservation(job: Job, capacity: FreeCapacity, own: bool = False) -> Reservation | None:
     """Return the best reservation for a job, None if no node that takes jobs could ever hold it, or quota is lacking.
 
     `own`: attempts of its project may stop for it even if it may borrow.
     """
-    return min(_claims(job, capacity, own), key=lambda c: _order(job, c), default=None)
+    return min(_reservations(job, capacity, own), key=lambda c: _preference(job, c), default=None)
 
 
-def keep_quota(job: Job, capacity: Room) -> None:
+def reserve_quota(job: Job, capacity: FreeCapacity) -> None:
     """Reserve the rest of the project's quota for a job that needs more, so that smaller jobs do not use it first."""
     for index in sorted(range(len(job.candidates)), key=lambda index: rank(job, index)):
         want = job.candidates[index]
-        for nodes in _islands(job, index, capacity):
+        for nodes in _candidate_nodes(job, index, capacity):
             have = nodes[0]
-            devices = least(want, have) * want.nodes
-            if capacity.quota.refusal_reason(job, devices, have.kind) and capacity.quota.could_ever(job, devices, have.kind):
+            devices = minimum_count(want, have) * want.nodes
+            if capacity.quota.refusal_reason(job, devices, have.kind) and capacity.quota.could_ever(
+                job, devices, have.kind
+            ):
                 capacity.quota.reserve(job, have.kind, devices)
                 return
 
 
-def claim_at(job: Job, place: Place, capacity: Room, equals: frozenset[str] = frozenset()) -> Claim | None:
+def reservation_at(
+    job: Job, place: Place, capacity: FreeCapacity, equals: frozenset[str] = frozenset()
+) -> Reservation | None:
     """Return a reservation at `place`, or None. Attempts of the jobs in `equals` may stop for it, too."""
-    nodes = nodes_of(job, place, capacity)
+    nodes = nodes_at(job, place, capacity)
     if len(nodes) < place.nodes or capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
-    return _claim_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals)
+    return _reserve_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals)
 
 
-def could_stop(job: Job, capacity: Room, equals: frozenset[str] = frozenset()) -> bool:
+def can_stop_any(job: Job, capacity: FreeCapacity, equals: frozenset[str] = frozenset()) -> bool:
     """Return True if any attempt may be stopped for the job. Cheap, because it is called often."""
     return bool(equals or capacity.quota.borrowed or capacity.lower_priority(job.priority))
 
 
-def nodes_of(job: Job, place: Place, capacity: Room) -> list[Devices]:
+def nodes_at(job: Job, place: Place, capacity: FreeCapacity) -> list[Devices]:
     """Return the nodes that take jobs now and could be part of `place`."""
     want = job.candidates[place.candidate]
     islands = capacity.candidate_nodes(want).islands
     per_node = place.count if want.exclusive else 0
     ids = islands.get(replace(place.island, per_node=per_node), ())
-    if not ids or other_vendor(job, capacity.devices[ids[0]]):  # an island has one vendor
+    if not ids or vendor_change_reason(job, capacity.devices[ids[0]]):  # an island has one vendor
         return []
     return [capacity.devices[devices_id] for devices_id in ids]
 
 
-def apply(job: Job, reservation: Claim, capacity: Room, equals: Mapping[str, str] | None = None) -> list[Preempt]:
+def apply(
+    job: Job, reservation: Reservation, capacity: FreeCapacity, equals: Mapping[str, str] | None = None
+) -> list[Preempt]:
     """Apply a reservation and return the attempts to stop. `equals`: reasons for jobs of the same priority."""
     for victim in reservation.victims:
         capacity.count_as_stopping(victim)
@@ -99,7 +105,7 @@ def apply(job: Job, reservation: Claim, capacity: Room, equals: Mapping[str, str
     return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in reservation.victims]
 
 
-def sentence(reservation: Claim, capacity: Room, equals: Collection[str] = ()) -> str:
+def waiting_sentence(reservation: Reservation, capacity: FreeCapacity, equals: Collection[str] = ()) -> str:
     """Say what a job with a reservation waits for; `explain` shows it beside the refusals of single devices."""
     where = ", ".join(reservation.nodes)
     if reservation.victims:
@@ -124,41 +130,43 @@ def held_by(jobs: list[str]) -> str:
     return f"held by {', '.join(jobs[:MAX_HOLDERS])}{more}"
 
 
-def _islands(job: Job, index: int, capacity: Room) -> Iterator[list[Devices]]:
+def _candidate_nodes(job: Job, index: int, capacity: FreeCapacity) -> Iterator[list[Devices]]:
     """Yield lists of nodes that could hold candidate number `index` together; each has one kind and vendor."""
     want = job.candidates[index]
     for ids in capacity.candidate_nodes(want).islands.values():
         nodes = [capacity.devices[devices_id] for devices_id in ids]
-        if len(nodes) >= want.nodes and not other_vendor(job, nodes[0]):
+        if len(nodes) >= want.nodes and not vendor_change_reason(job, nodes[0]):
             yield nodes
 
 
-def _claims(job: Job, capacity: Room, own: bool) -> Iterator[Claim]:
+def _reservations(job: Job, capacity: FreeCapacity, own: bool) -> Iterator[Reservation]:
     for index, want in enumerate(job.candidates):
-        for nodes in _islands(job, index, capacity):
+        for nodes in _candidate_nodes(job, index, capacity):
             lacks_quota = capacity.quota.minimum_refusal(job, want, nodes[0])
             if lacks_quota and capacity.quota.may_borrow(job) and not own:  # idle devices of other projects come first
                 continue
-            need = least(want, nodes[0])  # the same on all nodes of an island
-            reservation = _claim_in(index, need, want.nodes, job, nodes, capacity)
+            need = minimum_count(want, nodes[0])  # the same on all nodes of an island
+            reservation = _reserve_in(index, need, want.nodes, job, nodes, capacity)
             if not lacks_quota or capacity.quota.is_within(job, need * want.nodes, nodes[0].kind, reservation.victims):
                 yield reservation
 
 
-def _claim_in(
+def _reserve_in(
     index: int,
     need: int,
     count: int,
     job: Job,
     nodes: list[Devices],
-    capacity: Room,
+    capacity: FreeCapacity,
     equals: frozenset[str] = frozenset(),
-) -> Claim:
+) -> Reservation:
     """Return a reservation of `need` devices on each of `count` of these nodes."""
     counts = {have.id: capacity.available_soon(have.id) for have in nodes}
-    promised = Promised(job.candidates[index], nodes, counts, capacity.memory)
+    promised = Availability(job.candidates[index], nodes, counts, capacity.memory)
     kind = nodes[0].kind if nodes else ""
-    victims = _Asked(job, need, count, kind, capacity).fewest_victims(promised, _may_stop(job, capacity, equals, kind))
+    victims = _DeviceRequest(job, need, count, kind, capacity).fewest_victims(
+        promised, _stoppable(job, capacity, equals, kind)
+    )
     for victim in victims:
         promised.add(victim, 1)
     fullest = promised.fullest(nodes, need)[:count]
@@ -166,10 +174,10 @@ def _claim_in(
     short = [machine(have) for have, gets in fullest if promised.lacks_memory(have.id, need, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
     elsewhere = "memory of its machine" if all(map(promised.is_useful, victims)) else "the quota of its project"
-    return Claim(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
+    return Reservation(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
 
 
-def _may_stop(job: Job, capacity: Room, equals: frozenset[str], kind: str) -> list[Running]:
+def _stoppable(job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> list[Running]:
     """Return attempts of lower priority, those in `equals`, and those that borrow quota of this kind."""
     lower = capacity.lower_priority(job.priority)
     others = (
@@ -178,22 +186,22 @@ def _may_stop(job: Job, capacity: Room, equals: frozenset[str], kind: str) -> li
     return [*lower, *(r for r in others if r.priority >= job.priority and _gives_way(r, job, capacity, equals, kind))]
 
 
-def _gives_way(attempt: Running, job: Job, capacity: Room, equals: frozenset[str], kind: str) -> bool:
+def _gives_way(attempt: Running, job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> bool:
     equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
     return equal or capacity.quota.must_return(attempt, job, kind)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _DeviceRequest:
     """Request for `need` devices of `kind` on each of `nodes` nodes."""
 
     job: Job
     need: int
     nodes: int
     kind: str
-    capacity: Room
+    capacity: FreeCapacity
 
-    def fewest_victims(self, promised: Promised, lower: list[Running]) -> list[Running]:
+    def fewest_victims(self, promised: Availability, lower: list[Running]) -> list[Running]:
         """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
 
         Kept running first: higher priority, then submitted earlier, then by name.
@@ -212,18 +220,20 @@ class _Asked:
                 victims.append(attempt)
         return victims
 
-    def _is_useful(self, attempt: Running, promised: Promised) -> bool:
+    def _is_useful(self, attempt: Running, promised: Availability) -> bool:
         """Return True if the end of this attempt frees devices, memory or quota that the job needs."""
-        return promised.is_useful(attempt) or (self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(()))
+        return promised.is_useful(attempt) or (
+            self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(())
+        )
 
-    def _is_enough(self, promised: Promised, victims: Collection[Running]) -> bool:
+    def _is_enough(self, promised: Availability, victims: Collection[Running]) -> bool:
         return promised.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
 
     def _is_within_quota(self, victims: Collection[Running]) -> bool:
         return self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
 
 
-def _order(job: Job, reservation: Claim) -> tuple[Any, ...]:
+def _preference(job: Job, reservation: Reservation) -> tuple[Any, ...]:
     """Sort key: fewest missing devices, then victims of the lowest priority, then the preferred candidate."""
     priorities = sorted((victim.priority for victim in reservation.victims), reverse=True)
     return (reservation.missing, priorities, rank(job, reservation.candidate), reservation.nodes, reservation.candidate)

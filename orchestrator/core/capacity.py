@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from orchestrator.core.fit import LASTING, refusal
-from orchestrator.core.gang import Option, island_of
+from orchestrator.core.fit import STATIC_RULES, refusal_reason
+from orchestrator.core.gang import PlacementOption, island_of
 from orchestrator.core.host_memory import HostMemory
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island
@@ -14,7 +14,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CandidateNodes:
     """Devices ids by island where a candidate could run if enough were free, in a fixed order.
 
     `refused` holds the other devices: pairs of a reason and the ids of equal devices that it applies to.
@@ -24,12 +24,12 @@ class Places:
     refused: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-class Room:
+class FreeCapacity:
     """Capacity that is still available to the jobs of one plan.
 
     `devices`: their `free` excludes allocated and reserved devices. `soon`: devices of attempts that are stopping.
-    `kept`: number of reserved devices by devices id and job. `version` grows with every change; while it is the same, a
-    job that did not fit still does not fit.
+    `reserved`: number of reserved devices by devices id and job. `version` grows with every change; while it is the
+    same, a job that did not fit still does not fit.
     """
 
     def __init__(self, snapshot: Snapshot):
@@ -43,39 +43,39 @@ class Room:
         self._attempts = snapshot.running
         self._holders: dict[str, list[str]] = {}
         self.quota = Quota(snapshot.projects, snapshot.running)
-        self._candidate_nodes: dict[tuple[object, ...], Places] = {}
+        self._candidate_nodes: dict[tuple[object, ...], CandidateNodes] = {}
         alike: dict[tuple[object, ...], list[str]] = {}
         for have in self.devices.values():
-            alike.setdefault(_alike(have), []).append(have.id)
+            alike.setdefault(_group_key(have), []).append(have.id)
         self._alike = [tuple(ids) for ids in alike.values()]
         for attempt in list(self.running.values()):
             if attempt.stopping:
                 self.count_as_stopping(attempt)
 
-    def candidate_nodes(self, want: Candidate) -> Places:
+    def candidate_nodes(self, want: Candidate) -> CandidateNodes:
         """Return the nodes for a candidate. Cached by request, because a queue has many jobs and few kinds of them."""
-        key = asked(want)
+        key = request_key(want)
         if key not in self._candidate_nodes:
             self._candidate_nodes[key] = self._find_nodes(want)
         return self._candidate_nodes[key]
 
-    def _find_nodes(self, want: Candidate) -> Places:
+    def _find_nodes(self, want: Candidate) -> CandidateNodes:
         """Apply the rules once for each group of devices that are equal for them."""
         able: dict[Island, list[tuple[str, ...]]] = {}
         refused = []
         for ids in self._groups(want):
             have = self.devices[ids[0]]
-            if why := refusal(want, have, LASTING):
+            if why := refusal_reason(want, have, STATIC_RULES):
                 refused.append((why, ids))
             else:
                 able.setdefault(island_of(want, have), []).append(ids)
         merged = {island: _merged(groups) for island, groups in sorted(able.items())}
-        return Places(merged, tuple(refused))
+        return CandidateNodes(merged, tuple(refused))
 
     def _groups(self, want: Candidate) -> Iterable[tuple[str, ...]]:
         return ((devices_id,) for devices_id in self.devices) if want.node else self._alike
 
-    def allocate(self, want: Candidate, option: Option) -> None:
+    def allocate(self, want: Candidate, option: PlacementOption) -> None:
         self.memory.allocate(want, option.allocation)
         for devices_id, numbers in option.allocation:
             self._remove(devices_id, numbers)
@@ -93,7 +93,9 @@ class Room:
     def lower_priority(self, priority: int) -> list[Running]:
         """Return attempts of lower priority that may be stopped."""
         if priority not in self._lower_priority:
-            self._lower_priority[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
+            self._lower_priority[priority] = [
+                r for r in self.running.values() if r.priority < priority and r.preemptible
+            ]
         return self._lower_priority[priority]
 
     def holders(self, devices_ids: Iterable[str]) -> list[str]:
@@ -134,7 +136,7 @@ class Room:
     def job_key(self, job: Job) -> tuple[object, ...]:
         """Return a key that is equal for jobs that a plan treats alike."""
         vendor = "" if job.recovery.cross_vendor else job.backend
-        wants = tuple([(want.nodes, *asked(want)) for want in job.candidates])
+        wants = tuple([(want.nodes, *request_key(want)) for want in job.candidates])
         project = job.project if job.project in self.quota.projects else ""
         place = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
         return (job.priority, job.objective, project, vendor, *place, wants)
@@ -149,7 +151,7 @@ def _merged(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
     return groups[0] if len(groups) == 1 else tuple(sorted(devices_id for ids in groups for devices_id in ids))
 
 
-def _alike(have: Devices) -> tuple[object, ...]:
+def _group_key(have: Devices) -> tuple[object, ...]:
     """Return a key of the facts that the LASTING rules and islands depend on, except the node's name.
 
     A node that takes no jobs may have a reason of its own, so that is part of the key.
@@ -160,7 +162,7 @@ def _alike(have: Devices) -> tuple[object, ...]:
     return (*where, *memory, have.total, have.emulated, have.price_per_hour, closed_reason)
 
 
-def asked(want: Candidate) -> tuple[object, ...]:
+def request_key(want: Candidate) -> tuple[object, ...]:
     """Return a key of the fields that decide on which devices a candidate may run."""
     place = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
     each = (want.dtypes, want.features, want.memory_bytes, want.memory_estimated, want.max_price)

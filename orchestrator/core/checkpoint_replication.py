@@ -11,48 +11,48 @@ from typing import Any
 from cluster.types import NodeFacts
 from orchestrator.core import nodes
 from orchestrator.core.commands import Replicate
-from orchestrator.core.draft import Copying, Draft
+from orchestrator.core.draft import CopyState, Draft
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import Replicated
 from orchestrator.core.nodes import Node
 from orchestrator.core.timing import NODE_SILENT_S
 
-MOST = 4
+MAX_CONCURRENT_COPIES = 4
 """Maximum number of copies that run at the same time, for all jobs."""
 
 SPARE_BYTES = 1 << 30
 """Bytes that a copy leaves free on a disk."""
 
-AGAIN_S = 10.0
-LONGEST_S = 300.0
+RETRY_S = 10.0
+MAX_BACKOFF_S = 300.0
 """First and longest pause between failed tries in seconds; it doubles each time."""
 
-ENDED_S = 3600.0
-MOST_ENDED = 1000
+AFTER_END_S = 3600.0
+MAX_ENDED_JOBS = 1000
 """How long, and for how many jobs, the last checkpoint is still copied after the job has ended."""
 
 
-def look(draft: Draft) -> None:
+def start_copies(draft: Draft) -> None:
     """Start copies that are due, the longest waiting job first. Called once per tick."""
-    _give_up(draft)
+    _drop_expired(draft)
     under_way = sum(bool(copying.target) for copying in draft.copies.values())
     records = [*(draft.records[job] for job in draft.attempts), *(ended.record for ended in draft.uncopied.values())]
-    waiting = sorted((_of(draft, r.job.id).due_s, r.job.id) for r in records if _is_due(draft, r))
-    for _, job in waiting[: max(MOST - under_way, 0)]:
+    waiting = sorted((_copy_state(draft, r.job.id).due_s, r.job.id) for r in records if _is_due(draft, r))
+    for _, job in waiting[: max(MAX_CONCURRENT_COPIES - under_way, 0)]:
         if record := draft.find_record(job):
-            _begin(draft, record)
+            _start_copy(draft, record)
 
 
-def _give_up(draft: Draft) -> None:
+def _drop_expired(draft: Draft) -> None:
     """Stop copying for jobs that ended long ago, or are too many, oldest first. Running copies are waited for."""
     ended = sorted((uncopied.since_s, job) for job, uncopied in draft.uncopied.items())
     for number, (since_s, job) in enumerate(ended):
-        expired = draft.now.s - since_s > ENDED_S or number < len(ended) - MOST_ENDED
-        if expired and not _of(draft, job).target:
+        expired = draft.now.s - since_s > AFTER_END_S or number < len(ended) - MAX_ENDED_JOBS
+        if expired and not _copy_state(draft, job).target:
             record = draft.uncopied[job].record
             point: Any = record.checkpoint
             unreachable = f"step {point['step']} was on node {point['node']}, which could not be reached"
-            _tell(draft, record, f"no copy was made after the job ended: {record.unreplicated or unreachable}")
+            _record_reason(draft, record, f"no copy was made after the job ended: {record.unreplicated or unreachable}")
             draft.drop_copies(job)
 
 
@@ -62,12 +62,12 @@ def replicated(draft: Draft, message: Replicated) -> None:
         return
     now_s = draft.now.s
     if message.error:
-        pause_s = min(AGAIN_S * 2**copying.failures, LONGEST_S)
-        failed = Copying(due_s=now_s + pause_s, failures=copying.failures + 1, failed=message.node)
+        pause_s = min(RETRY_S * 2**copying.failures, MAX_BACKOFF_S)
+        failed = CopyState(due_s=now_s + pause_s, failures=copying.failures + 1, failed=message.node)
         draft.copies[message.job] = failed
-        _tell(draft, record, f"step {message.step} could not be copied to {message.node}: {message.error}")
+        _record_reason(draft, record, f"step {message.step} could not be copied to {message.node}: {message.error}")
         return
-    draft.copies[message.job] = Copying(due_s=now_s + (now_s - copying.since_s))
+    draft.copies[message.job] = CopyState(due_s=now_s + (now_s - copying.since_s))
     facts = draft.nodes[message.node].facts if message.node in draft.nodes else None
     pool = facts.pool if facts else ""
     draft.event(
@@ -75,32 +75,32 @@ def replicated(draft: Draft, message: Replicated) -> None:
     )
 
 
-def _of(draft: Draft, job: str) -> Copying:
-    return draft.copies.get(job) or Copying()
+def _copy_state(draft: Draft, job: str) -> CopyState:
+    return draft.copies.get(job) or CopyState()
 
 
 def _is_due(draft: Draft, record: Record) -> bool:
-    copying = _of(draft, record.job.id)
+    copying = _copy_state(draft, record.job.id)
     return record.needs_copies and not copying.target and draft.now.s >= copying.due_s
 
 
-def _begin(draft: Draft, record: Record) -> None:
-    point, copying = record.checkpoint or {}, _of(draft, record.job.id)
+def _start_copy(draft: Draft, record: Record) -> None:
+    point, copying = record.checkpoint or {}, _copy_state(draft, record.job.id)
     source = draft.nodes.get(point["node"])
     if source is None or not source.ready or source.silent_s(draft.now.s) > NODE_SILENT_S:
         return  # no node can read it now, until the job runs elsewhere or its node returns
-    open_ = [n for n in draft.nodes.values() if not nodes.closed(n, draft.drained.current, draft.now.s)]
-    target, why = choose(record, source, draft.nodes.values(), open_, copying.failed)
+    open_ = [n for n in draft.nodes.values() if not nodes.closed_reason(n, draft.drained.current, draft.now.s)]
+    target, why = choose_node(record, source, draft.nodes.values(), open_, copying.failed)
     if why:
-        draft.copies[record.job.id] = replace(copying, due_s=draft.now.s + AGAIN_S)
-        _tell(draft, record, why)
+        draft.copies[record.job.id] = replace(copying, due_s=draft.now.s + RETRY_S)
+        _record_reason(draft, record, why)
         return
     draft.copies[record.job.id] = replace(copying, target=target, step=point["step"], since_s=draft.now.s)
     what = record.job.id, point["step"], source.name, point["pool"], point["path"]
     draft.command(Replicate(*what, target, record.job.keep_checkpoints))
 
 
-def choose(
+def choose_node(
     record: Record, source: Node, all_: Iterable[Node], open_: Iterable[Node], failed: str = ""
 ) -> tuple[str, str]:
     """Choose the node for a copy of the job's newest checkpoint, which `source` has.
@@ -144,7 +144,7 @@ def _too_full(candidates: Mapping[str, NodeFacts], needed_bytes: int) -> str:
     )
 
 
-def _tell(draft: Draft, record: Record, why: str) -> None:
+def _record_reason(draft: Draft, record: Record, why: str) -> None:
     """Record why there is no copy, unless that reason is recorded already."""
     if record.unreplicated != why:
         step: Any = record.checkpoint and record.checkpoint["step"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.attempts import Ran
+from orchestrator.core.attempts import PreviousAttempt
 from orchestrator.core.demand import Request
 from orchestrator.core.model import Data
 from workers.messages import Order
@@ -15,11 +15,11 @@ class Launch:
     """Reserve, raise the fence, copy checkpoint and code, start every part. Answered by Launched or LaunchFailed.
 
     `orders` are by node rank, without the rendezvous address, the checkpoint to resume from and `data`, which is copied
-    to every node. `bundles` are Ray resources by node rank, reserved under the name `place`. `fenced`: the fence may be
-    at this epoch already, because we raised it; if not, a fence there means that an attempt of this epoch has run.
-    `visited` are the pools that may hold checkpoints of the job, `known` is the newest one that it reported; `patient`:
-    the job waits if that cannot be reached. `replicas` are its copies on other machines. `ran` are the previous
-    attempts, newest first.
+    to every node. `bundles` are Ray resources by node rank, reserved under the name `place`. `fence_is_ours`: the fence
+    may be at this epoch already, because we raised it; if not, a fence there means that an attempt of this epoch has
+    run. `earlier_pools` are the pools that may hold checkpoints of the job, `last_checkpoint` is the newest one that it
+    reported; `waits_for_checkpoint`: the job waits if that cannot be reached. `replicas` are its copies on other
+    machines. `previous_attempts` are the previous attempts, newest first.
     """
 
     job: str
@@ -35,7 +35,7 @@ class Launch:
     earlier_pools: tuple[str, ...] = ()
     last_checkpoint: dict[str, Any] | None = None
     resume_from: str = ""
-    previous_attempts: tuple[Ran, ...] = ()
+    previous_attempts: tuple[PreviousAttempt, ...] = ()
     waits_for_checkpoint: bool = False
     data: tuple[Data, ...] = ()
     replicas: tuple[dict[str, Any], ...] = ()
@@ -47,7 +47,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop an attempt on a node. Answered by Stopped with the same `asked_s` (monotonic).
+    """Stop an attempt on a node. Answered by Stopped with the same `requested_s` (monotonic).
 
     `how` is one of workers.messages.STOPS.
     """
@@ -60,7 +60,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class RemoveFiles:
     """The end of an attempt is stored, so its node may remove the files of its ranks. No reply."""
 
     node: str
@@ -70,7 +70,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Invalidate all attempts of `job` older than `epoch`. Answered by Fenced with the same `asked_s` (monotonic).
+    """Invalidate all attempts of `job` older than `epoch`. Answered by Fenced with the same `requested_s` (monotonic).
 
     `lower`: remove the fence just above attempt `epoch`, so that the attempt counts again. Fences of a job change in
     the order of these commands.
@@ -84,14 +84,14 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Remove the reservation `place` in Ray. Answered by Released with the same `asked_s`."""
+    """Remove the reservation `place` in Ray. Answered by Released with the same `requested_s`."""
 
     place: str
     requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class MakeAgent:
+class StartAgent:
     """Find or start the agent of a node. Answered by AgentMade."""
 
     node: str
@@ -120,7 +120,7 @@ class RestartNode:
 
 
 @dataclass(frozen=True, slots=True)
-class DropAgent:
+class UnwatchAgent:
     """Stop polling the agent of a node that has left the cluster."""
 
     node: str
@@ -128,7 +128,7 @@ class DropAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class RestAgent:
+class EndIdleAgent:
     """End the agent of an unused node, so that the autoscaler can remove the node. No reply."""
 
     node: str
@@ -136,7 +136,7 @@ class RestAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class AskNodes:
+class RequestNodes:
     """Request from the autoscaler all nodes that are needed, those in use included. Answered by NodesAsked.
 
     Each request replaces the one before.
@@ -173,8 +173,8 @@ class Replicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Reject a user's request, with a reason and a remedy. `absent`: the named object does not exist."""
+class Reject:
+    """Reject a user's request, with a reason and a remedy. `is_missing`: the named object does not exist."""
 
     message: str
     remedy: str = ""
@@ -182,7 +182,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class LogWarning:
     """Write a warning to the server's log."""
 
     text: str
@@ -191,17 +191,17 @@ class Warn:
 Command = (
     Launch
     | Stop
-    | Forget
+    | RemoveFiles
     | Fence
     | Release
-    | MakeAgent
+    | StartAgent
     | RestartAgent
     | RestartNode
-    | DropAgent
-    | RestAgent
-    | AskNodes
+    | UnwatchAgent
+    | EndIdleAgent
+    | RequestNodes
     | StoreReport
     | Replicate
-    | Refuse
-    | Warn
+    | Reject
+    | LogWarning
 )

@@ -37,14 +37,14 @@ from orchestrator.core import (
     user_requests,
 )
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import live_of
+from orchestrator.core.attempts import attempt_of
 from orchestrator.core.commands import Command
-from orchestrator.core.draft import Control, Draft, Kept
+from orchestrator.core.draft import Control, Draft, PendingRelease
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import Message, Now
 from orchestrator.core.model import Event
 
-AWAY_S = 2.0
+CLOCK_GAP_S = 2.0
 """Seconds between two ticks above which this process was stopped in between, or the machine slept."""
 
 
@@ -61,15 +61,15 @@ def step(control: Control, message: Message, now: Now) -> Step:
     return Step(draft.finish(), tuple(draft.events), tuple(draft.commands))
 
 
-def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
+def step_replies(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
     """Apply heartbeats in order, like `step` for each of them, but copy the tables only once."""
     draft = Draft(control, now)
     for heartbeat in beats:
-        attempt_reports.heard(draft, heartbeat)
+        attempt_reports.apply_reply(draft, heartbeat)
     return Step(draft.finish(), tuple(draft.events), tuple(draft.commands))
 
 
-def resumed(
+def control_from_log(
     records: Iterable[Record],
     drained: Mapping[str, str],
     last_position: Callable[[str, int], int],
@@ -85,9 +85,11 @@ def resumed(
     for record in records:
         draft.put_record(record)
         if record.attempts and record.job.id in draft.records:
-            draft.progress[record.job.id] = progress.of_record(record, last_reports.get(record.job.id, {}), now.s)
-        if (attempt := live_of(record, now.s)) is not None:
-            draft.add_attempt(replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch), is_fence_known=False))
+            draft.progress[record.job.id] = progress.progress_of(record, last_reports.get(record.job.id, {}), now.s)
+        if (attempt := attempt_of(record, now.s)) is not None:
+            draft.add_attempt(
+                replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch), is_fence_known=False)
+            )
     return draft.finish()
 
 
@@ -98,85 +100,85 @@ def submitted(draft: Draft, message: m.Submitted) -> None:
             draft.change(changed=True)
 
 
-def released(draft: Draft, message: m.Released) -> None:
+def released(draft: Draft, message: m.ReleaseAnswered) -> None:
     """Handle the reply to a release. It does not count for a reservation made after the request was sent."""
     pending = draft.pending_releases.get(message.place)
     if pending is not None and not message.error and message.requested_s >= pending.since_s:
         draft.pending_releases.pop(message.place)
 
 
-def fenced(draft: Draft, message: m.Fenced) -> None:
+def fenced(draft: Draft, message: m.FenceAnswered) -> None:
     (suspicion if message.job in draft.attempts else epoch_guard).fenced(draft, message)
 
 
-def joined(draft: Draft, message: m.Joined) -> None:
-    membership.joined(draft, message)
+def joined(draft: Draft, message: m.ClusterJoined) -> None:
+    membership.cluster_joined(draft, message)
     suspicion.rejoined(draft)
-    epoch_guard.begin_again(draft)
-    autoscaler.forgotten(draft)
+    epoch_guard.restart_guards(draft)
+    autoscaler.reset_after_join(draft)
 
 
-def reserved(draft: Draft, message: m.Reserved) -> None:
+def reserved(draft: Draft, message: m.ReservationsListed) -> None:
     """Release reservations that belong to no live attempt."""
     live_places = {attempt.allocation_name for attempt in draft.attempts.values()}
     for place in sorted(message.places - live_places - draft.pending_releases.current.keys()):
-        draft.pending_releases[place] = Kept(f"reservation {place}", draft.now.s)
+        draft.pending_releases[place] = PendingRelease(f"reservation {place}", draft.now.s)
 
 
 def tick(draft: Draft, message: m.Tick) -> None:
-    _lived_through(draft)
+    _skip_clock_gap(draft)
     if draft.control.is_joined:
-        membership.look(draft)
-        attempt_reports.look(draft)
-        suspicion.look(draft)
-        epoch_guard.look(draft)
-        leaked_devices.look(draft, message)
-        checkpoint_replication.look(draft)
-    placement.place(draft, message)
+        membership.review(draft)
+        attempt_reports.retry_untracked(draft)
+        suspicion.review(draft)
+        epoch_guard.review(draft)
+        leaked_devices.restart_stuck_nodes(draft, message)
+        checkpoint_replication.start_copies(draft)
+    placement.plan_and_apply(draft, message)
     if draft.control.is_joined:
-        attempt_stops.release(draft)
+        attempt_stops.retry_releases(draft)
 
 
-def _lived_through(draft: Draft) -> None:
+def _skip_clock_gap(draft: Draft) -> None:
     """Shift contact times after a gap between ticks: while this process was stopped, no node could be heard."""
     gap_s = draft.now.s - draft.control.ticked_s
     draft.change(ticked_s=draft.now.s)
-    if gap_s > AWAY_S and draft.control.ticked_s:
+    if gap_s > CLOCK_GAP_S and draft.control.ticked_s:
         for node in draft.nodes.values():
             contact_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.last_contact_s, node.lost_s))
             draft.nodes[node.name] = replace(node, last_contact_s=contact_s, lost_s=lost_s)
-        autoscaler.slept(draft, gap_s)
+        autoscaler.exclude_gap(draft, gap_s)
 
 
 HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Submitted: submitted,
-    m.CancelAsked: user_requests.cancel,
-    m.MigrateAsked: user_requests.migrate,
-    m.DrainAsked: node_requests.drain,
-    m.ResumeAsked: node_requests.resume,
-    m.RemoveAsked: node_requests.remove,
-    m.Joined: joined,
-    m.Parted: membership.parted,
-    m.NodesSeen: membership.seen,
-    m.AgentMade: membership.agent_made,
+    m.CancelRequested: user_requests.cancel,
+    m.MigrateRequested: user_requests.migrate,
+    m.DrainRequested: node_requests.drain,
+    m.ResumeRequested: node_requests.resume,
+    m.RemoveRequested: node_requests.remove,
+    m.ClusterJoined: joined,
+    m.ClusterParted: membership.cluster_left,
+    m.NodesListed: membership.nodes_listed,
+    m.AgentStarted: membership.agent_made,
     m.AgentDied: membership.agent_died,
     m.AgentFailed: membership.agent_failed,
-    m.Heartbeat: attempt_reports.heard,
-    m.Spoiled: attempt_reports.spoiled,
+    m.Heartbeat: attempt_reports.apply_reply,
+    m.PartUnreadable: attempt_reports.mark_unreadable,
     m.Launched: attempt_stops.launched,
     m.LaunchFailed: attempt_stops.launch_failed,
-    m.Stopped: attempt_stops.stopped,
-    m.Fenced: fenced,
-    m.Released: released,
-    m.Reserved: reserved,
+    m.StopAnswered: attempt_stops.stop_answered,
+    m.FenceAnswered: fenced,
+    m.ReleaseAnswered: released,
+    m.ReservationsListed: reserved,
     m.Replicated: checkpoint_replication.replicated,
-    m.NotRestarted: leaked_devices.not_restarted,
-    m.NodesAsked: autoscaler.asked,
+    m.NodeNotRestarted: leaked_devices.not_restarted,
+    m.NodeRequestAnswered: autoscaler.request_answered,
     m.Tick: tick,
 }
 
 
-def watch_of(control: Control, node: str) -> tuple[dict[str, int], dict[str, str]]:
+def poll_arguments(control: Control, node: str) -> tuple[dict[str, int], dict[str, str]]:
     """Return the arguments of a poll of a node: the cursor and last known phase of each attempt there, by key."""
     cursors: dict[str, int] = {}
     phases: dict[str, str] = {}

@@ -13,12 +13,12 @@ from orchestrator.core.states import EVENTS
 BEFORE, AFTER = "before", "after"
 
 
-def of_event(event: str, side: str) -> str:
+def event_point(event: str, side: str) -> str:
     """Return e.g. `event:placed:before`: before the commit of its transaction; `after`: between commit and commands."""
     return f"event:{event}:{side}"
 
 
-def of_command(command: Command | type, side: str) -> str:
+def command_point(command: Command | type, side: str) -> str:
     """Return e.g. `command:Launch:after`: the command was executed, or handed to a thread that executes it."""
     kind = command if isinstance(command, type) else type(command)
     return f"command:{kind.__name__}:{side}"
@@ -32,5 +32,5 @@ def events() -> tuple[str, ...]:
 def names() -> tuple[str, ...]:
     """Return the names of all points in a fixed order."""
     sides = (BEFORE, AFTER)
-    points = [of_event(event, side) for event in events() for side in sides]
-    return tuple(points + [of_command(kind, side) for kind in get_args(Command) for side in sides])
+    points = [event_point(event, side) for event in events() for side in sides]
+    return tuple(points + [command_point(kind, side) for kind in get_args(Command) for side in sides])

@@ -14,13 +14,14 @@ from orchestrator.core.plan import plan
 
 Request = dict[str, dict[str, object]]
 
-NEW = "+"
+NEW_NODE_PREFIX = "+"
 """First character in names of nodes that do not exist yet. No job can ask for such a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Group of equal nodes that an autoscaler starts and removes: `least` to `most`, `hosts` at a time (a slice).
+    """Group of equal nodes that an autoscaler starts and removes: `min_nodes` to `max_nodes`, `hosts` at a time (a
+    slice).
 
     `resources` are those of one node in Ray's units; the other fields are as in `Devices`. Nodes that have not started
     within `start_timeout_s` count as unavailable; an idle one keeps its agent for `keep_idle_s` (core/autoscaler.py).
@@ -52,7 +53,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class PendingNodes:
     """Requested nodes of a pool that have not started: since when (monotonic), and how many were ready then."""
 
     since_s: float
@@ -71,10 +72,11 @@ class Unavailable:
 class Scaling:
     """State of this cluster's autoscaler, updated by core/autoscaler.py. Times are monotonic seconds.
 
-    It may start nodes of `groups`; `startable` are all these nodes. `demand` is the newest demand. `asked` is the last
-    request that Ray has confirmed, None if unknown; `asking` is the request sent at `asking_s` that has no reply yet.
-    By pool: `failed` contains launch failures that Ray reports, `awaited` and `unavailable` what we observe. `idle_s`
-    is since when a node is unused. `notes` are for `explain`: job -> (candidate number, "") -> sentence.
+    It may start nodes of `groups`; `startable` are all these nodes. `demand` is the newest demand. `confirmed_request`
+    is the last request that Ray has confirmed, None if unknown; `pending_request` is the request sent at `requested_s`
+    that has no reply yet. By pool: `failed` contains launch failures that Ray reports, `pending` and `unavailable` what
+    we observe. `idle_since_s` is since when a node is unused. `notes` are for `explain`: job -> (candidate number, "")
+    -> sentence.
     """
 
     groups: tuple[NodeGroup, ...] = ()
@@ -84,7 +86,7 @@ class Scaling:
     pending_request: tuple[Request, ...] | None = None
     requested_s: float = float("-inf")
     failed: Mapping[str, str] = field(default_factory=dict)
-    pending: Mapping[str, Awaited] = field(default_factory=dict)
+    pending: Mapping[str, PendingNodes] = field(default_factory=dict)
     unavailable: Mapping[str, Unavailable] = field(default_factory=dict)
     idle_since_s: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, Mapping[tuple[int, str], str]] = field(default_factory=dict)
@@ -121,8 +123,8 @@ def demand(
     nodes = {}
     for group in groups:
         more, in_use_count = len(needed.get(group.pool, ())), len(used.get(group.pool, ()))
-        nodes[group.pool] = _whole(existing[group.pool] + more if more else in_use_count, group)
-    return Demand(nodes, jobs, {job: _why(groups, blocked) for job in growth.why_not})
+        nodes[group.pool] = _round_to_slices(existing[group.pool] + more if more else in_use_count, group)
+    return Demand(nodes, jobs, {job: _reason(groups, blocked) for job in growth.why_not})
 
 
 def in_use(snapshot: Snapshot, next_plan: Plan) -> dict[str, set[str]]:
@@ -147,15 +149,15 @@ def requests(demand: Demand, groups: tuple[NodeGroup, ...]) -> list[Request]:
 def _startable(group: NodeGroup, used: int, jobs: tuple[Job, ...]) -> list[Devices]:
     """Return unused nodes of the group, idle or not started yet; at most as many as the jobs could fill."""
     could = sum(max(want.nodes for want in job.candidates) for job in jobs)
-    return nodes_of(group, min(group.max_nodes - used, could))
+    return example_nodes(group, min(group.max_nodes - used, could))
 
 
-def nodes_of(group: NodeGroup, count: int) -> list[Devices]:
+def example_nodes(group: NodeGroup, count: int) -> list[Devices]:
     """Return `count` nodes like those that the group starts."""
     return [
         Devices(
-            id=f"{NEW}{group.pool}-{number:05}/{group.kind}",
-            node=f"{NEW}{group.pool}-{number:05}",
+            id=f"{NEW_NODE_PREFIX}{group.pool}-{number:05}/{group.kind}",
+            node=f"{NEW_NODE_PREFIX}{group.pool}-{number:05}",
             pool=group.pool,
             environment=group.environment,
             backend=group.backend,
@@ -170,12 +172,12 @@ def nodes_of(group: NodeGroup, count: int) -> list[Devices]:
     ]
 
 
-def _whole(nodes: int, group: NodeGroup) -> int:
+def _round_to_slices(nodes: int, group: NodeGroup) -> int:
     """Round the number of nodes up to complete slices, at most the group's maximum."""
     return min(-(-nodes // group.hosts) * group.hosts, group.max_nodes)
 
 
-def _why(groups: tuple[NodeGroup, ...], blocked: set[str]) -> str:
+def _reason(groups: tuple[NodeGroup, ...], blocked: set[str]) -> str:
     if not groups:
         return "no pool of this fleet can grow"
     recent = f"; nodes of {', '.join(sorted(blocked))} could not be started recently" if blocked else ""

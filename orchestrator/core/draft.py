@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from orchestrator.core.attempts import Live
-from orchestrator.core.commands import Command, Warn
+from orchestrator.core.attempts import LiveAttempt
+from orchestrator.core.commands import Command, LogWarning
 from orchestrator.core.demand import Scaling
-from orchestrator.core.fold import Record, apply, ignored
+from orchestrator.core.fold import Record, apply, ignored_reason
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Event, Plan, Progress, Since
 from orchestrator.core.nodes import Node
-from orchestrator.core.placement_slots import Memory
+from orchestrator.core.placement_slots import PlanMemory
 from orchestrator.core.policy import Policy, Project
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.core.throughput import History
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PendingRelease:
     """Reservation that has to be released: its attempt, since when, and when the release was last requested."""
 
     attempt: str
@@ -32,11 +32,11 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
+class EpochGuard:
     """State of the guard of a job whose log is an older copy (see core/epoch_guard.py).
 
     `floor`: highest epoch that other attempts may have used. `epoch`: fence that is requested, since `since_s` and last
-    at `asked_s`. `stood_s`: when Ray had stored a fence above `floor`.
+    at `requested_s`. `stood_s`: when Ray had stored a fence above `floor`.
     """
 
     floor: int = -1
@@ -47,7 +47,7 @@ class Overtaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
+class CopyState:
     """State of copying a job's newest checkpoint to another machine (see core/checkpoint_replication.py).
 
     The checkpoint of `step` has been copied to node `target` since `since_s`; if `target` is "", no copy is running and
@@ -63,7 +63,7 @@ class Copying:
 
 
 @dataclass(frozen=True, slots=True)
-class Uncopied:
+class PendingLastCopy:
     """Ended job whose newest checkpoint still has to be copied to another machine, and since when."""
 
     record: Record
@@ -74,28 +74,28 @@ class Uncopied:
 class Control:
     """Complete state of the controller. Times are monotonic seconds.
 
-    `records` are the open jobs (not ended, or with an attempt that may still run), `lives` these attempts, by job.
+    `records` are the open jobs (not ended, or with an attempt that may still run), `attempts` these attempts, by job.
     `on_node`: jobs with an attempt on each node. `drained`: node -> reason. `paused_until_s` and `since`: by job.
-    `releasing`: places whose reservation has to be released. `raised`: by job, the fence that we last raised above an
-    attempt. `overtaken`: jobs with attempts that are missing from the log. `copies`, `progress` and, for ended jobs,
-    `uncopied`: by job. `trouble`: why nothing can be placed, or "". `joined`: the controller is in the fleet's cluster,
-    since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time of the newest plan, `decided_s` of the
-    newest full one, in which jobs of equal priority could move; `memory` is input of the next plan. `ticked_s`: time of
-    the newest tick. `changed`: a new plan may differ from the last one.
+    `pending_releases`: places whose reservation has to be released. `raised_fences`: by job, the fence that we last
+    raised above an attempt. `overtaken`: jobs with attempts that are missing from the log. `copies`, `progress` and,
+    for ended jobs, `uncopied`: by job. `problem`: why nothing can be placed, or "". `is_joined`: the controller is in
+    the fleet's cluster, since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time of the newest
+    plan, `full_plan_s` of the newest full one, in which jobs of equal priority could move; `memory` is input of the
+    next plan. `ticked_s`: time of the newest tick. `needs_plan`: a new plan may differ from the last one.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
-    attempts: Mapping[str, Live] = field(default_factory=dict)
+    attempts: Mapping[str, LiveAttempt] = field(default_factory=dict)
     on_node: Mapping[str, frozenset[str]] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     drained: Mapping[str, str] = field(default_factory=dict)
     paused_until_s: Mapping[str, float] = field(default_factory=dict)
     since: Mapping[str, Since] = field(default_factory=dict)
-    pending_releases: Mapping[str, Kept] = field(default_factory=dict)
+    pending_releases: Mapping[str, PendingRelease] = field(default_factory=dict)
     raised_fences: Mapping[str, int] = field(default_factory=dict)
-    epoch_guards: Mapping[str, Overtaken] = field(default_factory=dict)
-    copies: Mapping[str, Copying] = field(default_factory=dict)
-    uncopied: Mapping[str, Uncopied] = field(default_factory=dict)
+    epoch_guards: Mapping[str, EpochGuard] = field(default_factory=dict)
+    copies: Mapping[str, CopyState] = field(default_factory=dict)
+    uncopied: Mapping[str, PendingLastCopy] = field(default_factory=dict)
     progress: Mapping[str, Progress] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     history: History = field(default_factory=History)
@@ -103,7 +103,7 @@ class Control:
     plan: Plan = field(default_factory=Plan)
     planned_s: float = float("-inf")
     full_plan_s: float = float("-inf")
-    memory: Memory = field(default_factory=Memory)
+    memory: PlanMemory = field(default_factory=PlanMemory)
     policy: Policy = field(default_factory=Policy)
     projects: Mapping[str, Project] = field(default_factory=dict)
     ticked_s: float = 0.0
@@ -113,7 +113,7 @@ class Control:
     problem: str = ""
 
 
-class Table(Generic[V]):
+class CopyOnWriteDict(Generic[V]):
     """Mapping by name that copies its base at the first change."""
 
     def __init__(self, base: Mapping[str, V]):
@@ -161,19 +161,19 @@ class Draft:
 
     def __init__(self, control: Control, now: Now):
         self.control, self.now = control, now
-        self.records = Table(control.records)
-        self.attempts = Table(control.attempts)
-        self._on_node = Table(control.on_node)
-        self.nodes = Table(control.nodes)
-        self.drained = Table(control.drained)
-        self.paused_until_s = Table(control.paused_until_s)
-        self.since = Table(control.since)
-        self.pending_releases = Table(control.pending_releases)
-        self.raised_fences = Table(control.raised_fences)
-        self.epoch_guards = Table(control.epoch_guards)
-        self.copies = Table(control.copies)
-        self.uncopied = Table(control.uncopied)
-        self.progress = Table(control.progress)
+        self.records = CopyOnWriteDict(control.records)
+        self.attempts = CopyOnWriteDict(control.attempts)
+        self._on_node = CopyOnWriteDict(control.on_node)
+        self.nodes = CopyOnWriteDict(control.nodes)
+        self.drained = CopyOnWriteDict(control.drained)
+        self.paused_until_s = CopyOnWriteDict(control.paused_until_s)
+        self.since = CopyOnWriteDict(control.since)
+        self.pending_releases = CopyOnWriteDict(control.pending_releases)
+        self.raised_fences = CopyOnWriteDict(control.raised_fences)
+        self.epoch_guards = CopyOnWriteDict(control.epoch_guards)
+        self.copies = CopyOnWriteDict(control.copies)
+        self.uncopied = CopyOnWriteDict(control.uncopied)
+        self.progress = CopyOnWriteDict(control.progress)
         self.events: list[Event] = []
         self.commands: list[Command] = []
         self.changes: dict[str, Any] = {}
@@ -206,7 +206,7 @@ class Draft:
         self.commands += commands
 
     def warn(self, text: str) -> None:
-        self.commands.append(Warn(text))
+        self.commands.append(LogWarning(text))
 
     def event(self, job: str, event: str, epoch: int, **data: Any) -> str:
         """Record and apply an event of a job. Return "", or why it was ignored and nothing has changed."""
@@ -214,7 +214,7 @@ class Draft:
 
     def record(self, event: Event) -> str:
         previous = self.find_record(event.job)
-        if reason := ignored(previous, event):
+        if reason := ignored_reason(previous, event):
             return reason
         updated = apply(previous, event)
         assert updated is not None
@@ -232,13 +232,13 @@ class Draft:
         """Store an event whose owner is not a job, e.g. a node. It changes the state of no job."""
         self.events.append(Event(owner, event, 0, self.now.wall_s, data))
 
-    def add_attempt(self, attempt: Live) -> None:
+    def add_attempt(self, attempt: LiveAttempt) -> None:
         """Track an attempt from now on."""
         self.attempts[attempt.job] = attempt
         for part in attempt.parts:
             self._on_node[part.node] = self.on_node(part.node) | {attempt.job}
 
-    def remove_attempt(self, attempt: Live) -> None:
+    def remove_attempt(self, attempt: LiveAttempt) -> None:
         """Stop tracking an attempt that has ended."""
         self.attempts.pop(attempt.job)
         for part in attempt.parts:
@@ -259,7 +259,7 @@ class Draft:
             self.progress.pop(record.job.id)
             if record.needs_copies:
                 existing = self.uncopied.get(record.job.id)
-                self.uncopied[record.job.id] = Uncopied(record, existing.since_s if existing else self.now.s)
+                self.uncopied[record.job.id] = PendingLastCopy(record, existing.since_s if existing else self.now.s)
             else:
                 self.drop_copies(record.job.id)
             return
@@ -268,7 +268,7 @@ class Draft:
         if not record.job.overtaken:
             self.epoch_guards.pop(record.job.id)
         elif record.job.id not in self.epoch_guards:
-            self.epoch_guards[record.job.id] = Overtaken()
+            self.epoch_guards[record.job.id] = EpochGuard()
 
     def _put_since(self, record: Record) -> None:
         job, previous = record.job, self.records.get(record.job.id)

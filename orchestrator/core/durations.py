@@ -1,7 +1,7 @@
 """Write durations in text."""
 
 
-def told_s(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration with its unit: `40 s`, `12 min`, `3.5 h`, `2 days`."""
     for limit_s, unit_s, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
         if seconds < limit_s:

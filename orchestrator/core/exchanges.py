@@ -6,15 +6,15 @@ Running jobs exchange places if one gains more time by that than the others lose
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.core.capacity import Room
-from orchestrator.core.durations import told_s
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.durations import duration_text
 from orchestrator.core.expected_duration import Expected, restart_s
 from orchestrator.core.model import Running, Snapshot
-from orchestrator.core.moves import fullest, movable, nodes_at, pays
+from orchestrator.core.moves import fullest, is_worth_moving, movable_attempts, nodes_at
 from orchestrator.core.placement_slots import Place
-from orchestrator.core.planner.job_order import Leave
+from orchestrator.core.planner.job_order import LeavingJob
 
-SAME = Expected(0.0, is_known=True)
+UNCHANGED = Expected(0.0, is_known=True)
 """Expected difference for a job that moves to other nodes of its island: it only has to start again."""
 
 
@@ -22,24 +22,28 @@ SAME = Expected(0.0, is_known=True)
 class Move:
     """Move of a job to devices on `nodes` (devices ids), after `victims` have stopped."""
 
-    leave: Leave
+    leave: LeavingJob
     nodes: tuple[str, ...]
-    victims: tuple[Leave, ...] = ()
+    victims: tuple[LeavingJob, ...] = ()
 
 
-def worth(leaves: Mapping[str, Leave], snapshot: Snapshot, capacity: Room) -> Iterator[Move]:
+def profitable_moves(leaves: Mapping[str, LeavingJob], snapshot: Snapshot, capacity: FreeCapacity) -> Iterator[Move]:
     """Yield moves that save time, the largest gain first, and moves that they make possible.
 
     The caller applies each move to `capacity` before it requests the next.
     """
-    left = [leave for leave in leaves.values() if leave.attempt.job in capacity.running and pays(leave, snapshot)]
+    left = [
+        leave for leave in leaves.values() if leave.attempt.job in capacity.running and is_worth_moving(leave, snapshot)
+    ]
     left.sort(key=lambda leave: (leave.there.seconds - leave.here.seconds, leave.attempt.job))
     while best := next((move for leave in left if (move := _move(leave, leaves, snapshot, capacity))), None):
         left = [leave for leave in left if leave is not best.leave and leave not in best.victims]
         yield best
 
 
-def _move(leave: Leave, leaves: Mapping[str, Leave], snapshot: Snapshot, capacity: Room) -> Move | None:
+def _move(
+    leave: LeavingJob, leaves: Mapping[str, LeavingJob], snapshot: Snapshot, capacity: FreeCapacity
+) -> Move | None:
     """Return the move of one job, or None if it does not save time.
 
     If too few devices are free, jobs stop that the decision places elsewhere. If enough are free, but not on the same
@@ -50,33 +54,39 @@ def _move(leave: Leave, leaves: Mapping[str, Leave], snapshot: Snapshot, capacit
     _count(available, leave.attempt, 1)
     if nodes := fullest(leave.place, available):
         return Move(leave, tuple(nodes))
-    possible = [*leaves.values(), *_stay_nearby(leave.place, leaves, available, snapshot, capacity)]
-    others = [other for other in possible if other is not leave and _makes_room(other, leave, available, capacity)]
-    victims = _fewest(leave, others, available, snapshot)
+    possible = [*leaves.values(), *_movable_nearby(leave.place, leaves, available, snapshot, capacity)]
+    others = [other for other in possible if other is not leave and _can_make_room(other, leave, available, capacity)]
+    victims = _minimal_victims(leave, others, available, snapshot)
     lost_s = sum(_lost_s(victim, leave, snapshot) for victim in victims)
-    if not victims or not pays(leave, snapshot, lost_s):
+    if not victims or not is_worth_moving(leave, snapshot, lost_s):
         return None
     return Move(leave, tuple(fullest(leave.place, available)), tuple(victims))
 
 
-def _stay_nearby(
-    place: Place, leaves: Mapping[str, Leave], available: Mapping[str, int], snapshot: Snapshot, capacity: Room
-) -> Iterator[Leave]:
+def _movable_nearby(
+    place: Place,
+    leaves: Mapping[str, LeavingJob],
+    available: Mapping[str, int],
+    snapshot: Snapshot,
+    capacity: FreeCapacity,
+) -> Iterator[LeavingJob]:
     """Yield smaller jobs that could continue on other nodes of the island, if it has enough free devices in total."""
     if sum(available.values()) < place.devices:
         return
-    for attempt in movable(snapshot, capacity):
+    for attempt in movable_attempts(snapshot, capacity):
         devices = sum(len(numbers) for _, numbers in attempt.allocation)
         if attempt.job not in leaves and len(attempt.allocation) == 1 and devices < place.count:
-            yield Leave(attempt, replace(place, count=devices, nodes=1), SAME, SAME)
+            yield LeavingJob(attempt, replace(place, count=devices, nodes=1), UNCHANGED, UNCHANGED)
 
 
-def _makes_room(other: Leave, leave: Leave, available: Mapping[str, int], capacity: Room) -> bool:
+def _can_make_room(other: LeavingJob, leave: LeavingJob, available: Mapping[str, int], capacity: FreeCapacity) -> bool:
     is_equal = other.attempt.priority == leave.attempt.priority and other.attempt.job in capacity.running
     return is_equal and any(devices_id in available for devices_id, _ in other.attempt.allocation)
 
 
-def _fewest(leave: Leave, others: list[Leave], available: dict[str, int], snapshot: Snapshot) -> list[Leave]:
+def _minimal_victims(
+    leave: LeavingJob, others: list[LeavingJob], available: dict[str, int], snapshot: Snapshot
+) -> list[LeavingJob]:
     """Return a minimal set of jobs to stop, or [] if stopping all is not enough. Jobs that lose most are left first.
 
     The devices of the result have been added to `available`.
@@ -96,7 +106,7 @@ def _fewest(leave: Leave, others: list[Leave], available: dict[str, int], snapsh
     return victims
 
 
-def _lost_s(other: Leave, leave: Leave, snapshot: Snapshot) -> float:
+def _lost_s(other: LeavingJob, leave: LeavingJob, snapshot: Snapshot) -> float:
     """Return the time that a job loses: its restart, and the wait for its old place or its decided one."""
     waits_s = leave.there.seconds
     if other.place is not None and other.here.is_known and other.there.is_known:
@@ -110,11 +120,11 @@ def _count(available: dict[str, int], attempt: Running, sign: int) -> None:
             available[devices_id] += sign * len(numbers)
 
 
-def makes_room(victim: Leave, move: Move, snapshot: Snapshot) -> str:
+def makes_room_reason(victim: LeavingJob, move: Move, snapshot: Snapshot) -> str:
     """Say why a job stops for one that now runs elsewhere."""
     job, place = move.leave.attempt.job, move.leave.place
     assert place is not None
     why = f"makes way on {', '.join(move.nodes)} for {job} of the same priority, which ends there"
     saved_s = move.leave.here.seconds - move.leave.there.seconds
     lost_s = _lost_s(victim, move.leave, snapshot)
-    return f"{why} about {told_s(saved_s)} earlier; this job loses about {told_s(lost_s)}"
+    return f"{why} about {duration_text(saved_s)} earlier; this job loses about {duration_text(lost_s)}"

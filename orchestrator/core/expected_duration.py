@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 from orchestrator.core.model import Job, Progress, Snapshot
 from orchestrator.core.policy import HIGHEST
-from orchestrator.core.remaining_time import Known, attained, is_known, remaining
+from orchestrator.core.remaining_time import Evidence, attained, is_known, remaining
 
 RESTART_S = 60.0
 """Assumed duration of a start, for a job whose own start was not measured yet."""
 
-NONE = Progress()
+NO_PROGRESS = Progress()
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Expected remaining time.
 
-    `known`: it was measured, reported or declared for this kind, or for a kind with measured relative speed.
+    `is_known`: it was measured, reported or declared for this kind, or for a kind with measured relative speed.
     """
 
     seconds: float
@@ -28,13 +28,13 @@ Expect = Callable[[Job, str, int], Expected]
 """Function of a job, a kind and a total number of devices."""
 
 
-def expected(snapshot: Snapshot) -> Expect:
+def expectation(snapshot: Snapshot) -> Expect:
     running = {attempt.job: attempt for attempt in snapshot.running}
 
     def of(job: Job, kind: str, devices: int) -> Expected:
-        progress, running_attempt = snapshot.progress.get(job.id, NONE), running.get(job.id)
+        progress, running_attempt = snapshot.progress.get(job.id, NO_PROGRESS), running.get(job.id)
         done = attained(progress, running_attempt, in_state_s(job.id, snapshot)) if running_attempt else progress.ran_on
-        evidence = Known(snapshot.throughput, progress, snapshot.history, done)
+        evidence = Evidence(snapshot.throughput, progress, snapshot.history, done)
         return Expected(remaining(job, kind, devices, evidence).seconds, is_known(job, kind, evidence))
 
     return of

@@ -5,24 +5,24 @@ from dataclasses import dataclass, field, replace
 
 from cluster.errors import nearest
 from orchestrator.core.backfill import held_by
-from orchestrator.core.capacity import Room, asked
-from orchestrator.core.demand import NEW
-from orchestrator.core.durations import told_s
-from orchestrator.core.expected_duration import expected
-from orchestrator.core.fit import EVER, enough_free, least, refusal, right_kind, right_pool
-from orchestrator.core.gang import islands, too_few_nodes
-from orchestrator.core.host_memory import nodes_together
+from orchestrator.core.capacity import FreeCapacity, request_key
+from orchestrator.core.demand import NEW_NODE_PREFIX
+from orchestrator.core.durations import duration_text
+from orchestrator.core.expected_duration import expectation
+from orchestrator.core.fit import PERMANENT_RULES, enough_free, minimum_count, refusal_reason, right_kind, right_pool
+from orchestrator.core.gang import islands, too_few_nodes_reason
+from orchestrator.core.host_memory import max_nodes_together
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot, Start
-from orchestrator.core.placement_options import noted, refusals
+from orchestrator.core.placement_options import refusal_reasons, with_notes
 from orchestrator.core.plan import plan
 from orchestrator.core.states import TERMINAL, WAITING, State
 from orchestrator.core.urgency import slack_s
 
-REASONS_KEPT = 1000
+MAX_CACHED_REASONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CandidateExplanation:
     """Explanation of one candidate: ids of devices that could hold (part of) it now, other ids with the reason.
 
     The key "" of `refused` has reasons about the whole fleet, e.g. no island has enough nodes, or what the job waits
@@ -45,12 +45,12 @@ class Answer:
 class Explanation:
     """Explanation of a job.
 
-    `impossible` is the result of `never`. `preempt` names the jobs that would have to stop. `late` says by how much the
-    job will miss its deadline, if that is known. `runs` contains the devices that a placed job holds; the candidates
-    then say where else it could run, and `would_start` is None.
+    `impossible` is the result of `impossible_reason`. `preempt` names the jobs that would have to stop. `late` says by
+    how much the job will miss its deadline, if that is known. `runs` contains the devices that a placed job holds; the
+    candidates then say where else it could run, and `would_start` is None.
     """
 
-    candidates: tuple[Answer, ...]
+    candidates: tuple[CandidateExplanation, ...]
     would_start: Start | None
     preempt: tuple[str, ...]
     impossible: str
@@ -67,11 +67,15 @@ def explain(job: Job, snapshot: Snapshot) -> Explanation:
     other_jobs = tuple(other for other in snapshot.jobs if other.id != job.id)
     next_plan = plan(replace(snapshot, jobs=(*other_jobs, waiting)))
     start = next((s for s in next_plan.start if s.job == job.id), None)
-    why_not = noted(next_plan.why_not, snapshot.notes)
-    refused = refusals(waiting, Room(snapshot)) if start else why_not[job.id]
+    why_not = with_notes(next_plan.why_not, snapshot.notes)
+    refused = refusal_reasons(waiting, FreeCapacity(snapshot)) if start else why_not[job.id]
     preempt = tuple(p.victim for p in next_plan.preempt if p.job == job.id)
-    candidates = tuple(_answer(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates))
-    return Explanation(candidates, start, preempt, never(job, snapshot.possible), late(job, snapshot))
+    candidates = tuple(
+        _explain_candidate(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates)
+    )
+    return Explanation(
+        candidates, start, preempt, impossible_reason(job, snapshot.possible), deadline_miss(job, snapshot)
+    )
 
 
 def _attempt(job: Job, snapshot: Snapshot) -> Running | None:
@@ -86,41 +90,45 @@ def _explain_running(job: Job, attempt: Running, snapshot: Snapshot) -> Explanat
     devices = (replace(d, free=tuple(sorted({*d.free, *own.get(d.id, ())}))) for d in snapshot.devices)
     others = tuple(other for other in snapshot.running if other.job != job.id)
     freed = replace(snapshot, devices=tuple(devices), running=others)
-    refused = refusals(replace(job, state=State.PENDING), Room(freed))
-    candidates = tuple(_answer(job, index, want, freed, refused) for index, want in enumerate(job.candidates))
+    refused = refusal_reasons(replace(job, state=State.PENDING), FreeCapacity(freed))
+    candidates = tuple(
+        _explain_candidate(job, index, want, freed, refused) for index, want in enumerate(job.candidates)
+    )
     return Explanation(
-        candidates, None, (), "", late(job, snapshot), Start(job.id, attempt.candidate, attempt.allocation)
+        candidates, None, (), "", deadline_miss(job, snapshot), Start(job.id, attempt.candidate, attempt.allocation)
     )
 
 
-def late(job: Job, snapshot: Snapshot) -> str:
+def deadline_miss(job: Job, snapshot: Snapshot) -> str:
     """Say by how much a job would miss its deadline if it ran now at its best place; "" if it can meet it."""
     if not job.deadline_s or job.state in TERMINAL:
         return ""
     if (remaining_s := job.deadline_s - snapshot.wall_s) <= 0:
-        return f"its deadline was {told_s(-remaining_s)} ago"
-    best_s = min(_known_s(job, snapshot), default=0.0)
+        return f"its deadline was {duration_text(-remaining_s)} ago"
+    best_s = min(_known_durations_s(job, snapshot), default=0.0)
     over_s = -slack_s(job, snapshot.wall_s, best_s)
-    return f"ends {told_s(over_s)} after its deadline at the earliest" if over_s > 0 else ""
+    return f"ends {duration_text(over_s)} after its deadline at the earliest" if over_s > 0 else ""
 
 
-def _known_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
+def _known_durations_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
     """Yield the expected seconds at each possible place for which they are known."""
-    capacity, expect = Room(snapshot), expected(snapshot)
+    capacity, expect = FreeCapacity(snapshot), expectation(snapshot)
     for want in job.candidates:
         for island, ids in capacity.candidate_nodes(want).islands.items():
-            count = least(want, capacity.devices[ids[0]]) if want.exclusive else want.count
+            count = minimum_count(want, capacity.devices[ids[0]]) if want.exclusive else want.count
             if (duration := expect(job, island.kind, count * want.nodes)).is_known:
                 yield duration.seconds
 
 
-def never(job: Job, devices: Iterable[Devices]) -> str:
+def impossible_reason(job: Job, devices: Iterable[Devices]) -> str:
     """Say why no device here could ever run `job`, busy or not, also if its node takes no jobs now; "" if one could."""
-    return Never(devices)(job)
+    return ImpossibleCheck(devices)(job)
 
 
-class Never:
-    """Check many jobs against the same devices like `never`, with a cache for candidates with equal requests."""
+class ImpossibleCheck:
+    """Check many jobs against the same devices like `impossible_reason`, with a cache for candidates with equal
+    requests.
+    """
 
     def __init__(self, devices: Iterable[Devices]):
         self.devices = tuple(devices)
@@ -135,23 +143,25 @@ class Never:
         return "; ".join(f"candidate {index + 1}: {reason}" for index, reason in enumerate(reasons))
 
     def _reason(self, want: Candidate) -> str:
-        key = (want.nodes, *asked(want))
+        key = (want.nodes, *request_key(want))
         if (reason := self._reasons.get(key)) is None:
-            if len(self._reasons) >= REASONS_KEPT:
+            if len(self._reasons) >= MAX_CACHED_REASONS:
                 self._reasons.clear()
-            reason = self._reasons[key] = _never(want, self.devices)
+            reason = self._reasons[key] = _impossible_reason(want, self.devices)
         return reason
 
 
-def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:
+def _explain_candidate(
+    job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]
+) -> CandidateExplanation:
     refused = {key: reason for (number, key), reason in why_not.items() if number == index}
-    refused |= {key: f"{refused[key]}; {holder_text}" for key, holder_text in _held(want, refused, snapshot).items()}
+    refused |= {key: f"{refused[key]}; {holder_text}" for key, holder_text in _holders(want, refused, snapshot).items()}
     fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
     measured = {
         name: snapshot.throughput.sentence(job, index, have.kind, snapshot.wall_s) for name, have in fits.items()
     }
     shown = measured if job.workload else {}
-    return Answer(
+    return CandidateExplanation(
         index,
         want.kinds,
         want.count,
@@ -165,7 +175,7 @@ def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: 
     )
 
 
-def _held(want: Candidate, refused: dict[str, str], snapshot: Snapshot) -> dict[str, str]:
+def _holders(want: Candidate, refused: dict[str, str], snapshot: Snapshot) -> dict[str, str]:
     """Return the holders of the other devices, by devices id, where too few devices are free."""
     busy = {
         have.id for have in snapshot.devices if (why := enough_free(want, have)) and why in refused.get(have.id, "")
@@ -178,10 +188,10 @@ def _held(want: Candidate, refused: dict[str, str], snapshot: Snapshot) -> dict[
     return {devices_id: held_by(sorted(jobs)) for devices_id, jobs in holders.items()}
 
 
-def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
-    suitable = [have for have in devices if not refusal(want, have, EVER)]
+def _impossible_reason(want: Candidate, devices: tuple[Devices, ...]) -> str:
+    suitable = [have for have in devices if not refusal_reason(want, have, PERMANENT_RULES)]
     by_island = islands(want, suitable)
-    if any(nodes_together(want, nodes) >= want.nodes for nodes in by_island.values()):
+    if any(max_nodes_together(want, nodes) >= want.nodes for nodes in by_island.values()):
         return ""
     if sharing := next((nodes for nodes in by_island.values() if len(nodes) >= want.nodes), None):
         return (
@@ -189,7 +199,7 @@ def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
             f"which is too little for {want.nodes} nodes of the job"
         )
     if suitable:
-        return too_few_nodes(want, by_island)
+        return too_few_nodes_reason(want, by_island)
     pools = sorted({have.pool for have in devices})
     if (want.pool or want.pools) and not {want.pool, *want.pools} & {*pools}:
         name = want.pool or want.pools[0]
@@ -197,12 +207,15 @@ def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
     requested = [have for have in devices if not right_pool(want, have) and not right_kind(want, have)]
     if not requested:
         return _no_such_kind(want, devices)
-    reasons = [f"{_told_as(have)}: {refusal(want, have, EVER)}" for have in sorted(requested, key=lambda d: d.id)]
+    reasons = [
+        f"{_device_label(have)}: {refusal_reason(want, have, PERMANENT_RULES)}"
+        for have in sorted(requested, key=lambda d: d.id)
+    ]
     return "; ".join(list(dict.fromkeys(reasons))[:3])
 
 
-def _told_as(have: Devices) -> str:
-    return f"a node that may be started in pool {have.pool}" if have.node.startswith(NEW) else have.id
+def _device_label(have: Devices) -> str:
+    return f"a node that may be started in pool {have.pool}" if have.node.startswith(NEW_NODE_PREFIX) else have.id
 
 
 def _no_such_kind(want: Candidate, devices: tuple[Devices, ...]) -> str:

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from orchestrator.core.expected_duration import in_state_s
-from orchestrator.core.gang import Option
+from orchestrator.core.gang import PlacementOption
 from orchestrator.core.model import Job, Progress, Running, Snapshot
 from orchestrator.core.remaining_time import attained
-from orchestrator.core.throughput import name_of
+from orchestrator.core.throughput import workload_name
 
-CHARGED_S = 300.0
+MIN_COUNTED_S = 300.0
 """Minimum seconds counted per device of a live attempt, so that jobs started together use up the limit together."""
 
 Name = tuple[str, str]
@@ -22,16 +22,16 @@ class Exploration:
         self._snapshot = snapshot
         self._live: dict[Name, dict[str, float]] | None = None
 
-    def explored_kinds(self, job: Job, options: Iterable[Option]) -> frozenset[str]:
+    def explored_kinds(self, job: Job, options: Iterable[PlacementOption]) -> frozenset[str]:
         """Return kinds on which jobs of the workload have used up the policy's device-seconds of exploration."""
         ended, live = self._snapshot.history.all_runs_of(job), self._spent().get(_name(job), {})
         kinds = {option.nodes[0].kind for option in options}
         limit_s = self._snapshot.explore_device_s
         return frozenset(kind for kind in kinds if ended.get(kind, 0.0) + live.get(kind, 0.0) >= limit_s)
 
-    def count_start(self, job: Job, option: Option) -> None:
+    def count_start(self, job: Job, option: PlacementOption) -> None:
         devices = option.count * len(option.nodes)
-        self._count(job, {option.nodes[0].kind: CHARGED_S * devices})
+        self._count(job, {option.nodes[0].kind: MIN_COUNTED_S * devices})
 
     def _spent(self) -> dict[Name, dict[str, float]]:
         if self._live is None:
@@ -45,7 +45,7 @@ class Exploration:
         return self._live
 
     def _add(self, job: Job, attempt: Running | None) -> None:
-        ran_s = max(CHARGED_S, in_state_s(job.id, self._snapshot)) if attempt else 0.0
+        ran_s = max(MIN_COUNTED_S, in_state_s(job.id, self._snapshot)) if attempt else 0.0
         self._count(job, attained(self._snapshot.progress.get(job.id, Progress()), attempt, ran_s))
 
     def _count(self, job: Job, device_s: Mapping[str, float]) -> None:
@@ -57,4 +57,4 @@ class Exploration:
 
 def _name(job: Job) -> Name:
     """Return the key of a job's workload. A job without a workload or folder has a key of its own."""
-    return name_of(job) or f"job:{job.id}", job.task
+    return workload_name(job) or f"job:{job.id}", job.task

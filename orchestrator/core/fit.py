@@ -9,7 +9,7 @@ ANY = "any"
 Rule = Callable[[Candidate, Devices], str]
 
 
-def least(want: Candidate, have: Devices) -> int:
+def minimum_count(want: Candidate, have: Devices) -> int:
     """Return the smallest number of devices of this node with which the candidate can run."""
     return have.total if want.exclusive else want.min_count
 
@@ -22,7 +22,7 @@ def matches(pattern: str, have: Devices) -> bool:
     return pattern.lower() == ANY or matches_pattern(pattern, have.kind)
 
 
-def asked_by_name(want: Candidate, have: Devices) -> bool:
+def is_named(want: Candidate, have: Devices) -> bool:
     """Return True if the user named the pool or the full kind, and so chose these devices explicitly."""
     return have.pool in (want.pool, *want.pools) or any(pattern.lower() == have.kind.lower() for pattern in want.kinds)
 
@@ -33,8 +33,8 @@ def right_kind(want: Candidate, have: Devices) -> str:
     return f"is of kind {have.kind}, but the job accepts {', '.join(want.kinds)}"
 
 
-def not_emulated_unasked(want: Candidate, have: Devices) -> str:
-    if not have.emulated or asked_by_name(want, have):
+def emulated_only_if_named(want: Candidate, have: Devices) -> str:
+    if not have.emulated or is_named(want, have):
         return ""
     return f"is emulated on the CPU; ask for {have.kind} or pool {have.pool} to use it"
 
@@ -47,7 +47,7 @@ def right_pool(want: Candidate, have: Devices) -> str:
     return f"is in pool {have.pool}, which the job excludes" if have.pool in want.not_pools else ""
 
 
-def computes_with(want: Candidate, have: Devices) -> str:
+def supports_dtypes(want: Candidate, have: Devices) -> str:
     """Check native support of the requested dtypes in the catalogue; a dtype without an entry is refused."""
     supported = {dtype: has_native_dtype(have.backend, architecture_of(have.kind), dtype) for dtype in want.dtypes}
     if wrong := next((dtype for dtype, native in supported.items() if native is False), ""):
@@ -90,7 +90,7 @@ def enough_memory(want: Candidate, have: Devices) -> str:
 
 def _enough_together(want: Candidate, have: Devices) -> str:
     """Check the total of a candidate on devices that share the memory of their machine."""
-    needed_bytes = want.memory_bytes * min(least(want, have), have.total)
+    needed_bytes = want.memory_bytes * min(minimum_count(want, have), have.total)
     if not have.host or needed_bytes <= have.host_memory_bytes:
         return ""
     return (
@@ -104,12 +104,12 @@ def _estimated(want: Candidate) -> str:
 
 
 def enough_devices(want: Candidate, have: Devices) -> str:
-    if have.total >= least(want, have):
+    if have.total >= minimum_count(want, have):
         return ""
-    return f"has {_devices(have.total)} in all, but the job needs {needed(want)}"
+    return f"has {_devices(have.total)} in all, but the job needs {needed_text(want)}"
 
 
-def not_too_dear(want: Candidate, have: Devices) -> str:
+def within_price_limit(want: Candidate, have: Devices) -> str:
     if not want.max_price or have.price_per_hour <= want.max_price:
         return ""
     return f"costs {have.price_per_hour:g} per device and hour, but the job pays at most {want.max_price:g}"
@@ -122,34 +122,34 @@ def node_takes_jobs(_want: Candidate, have: Devices) -> str:
 
 
 def enough_free(want: Candidate, have: Devices) -> str:
-    if len(have.free) >= least(want, have):
+    if len(have.free) >= minimum_count(want, have):
         return ""
-    return f"has {len(have.free)} of {_devices(have.total)} free, but the job needs {needed(want)}"
+    return f"has {len(have.free)} of {_devices(have.total)} free, but the job needs {needed_text(want)}"
 
 
-def other_vendor(job: Job, have: Devices) -> str:
+def vendor_change_reason(job: Job, have: Devices) -> str:
     """Return the reason why a job that may not change vendors cannot move to this back end, or ""."""
     if job.recovery.cross_vendor or job.backend in ("", have.backend):
         return ""
     return f"is {have.backend}; the job last ran on {job.backend}, and recovery.cross_vendor is false"
 
 
-REQUESTED: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, right_node)
+REQUEST_RULES: tuple[Rule, ...] = (right_kind, emulated_only_if_named, right_pool, right_node)
 """Rules that compare devices with what the job asks for."""
 
-EVER: tuple[Rule, ...] = (
-    *REQUESTED,
-    *(enough_memory, enough_devices, not_too_dear, computes_with, offers_features),
+PERMANENT_RULES: tuple[Rule, ...] = (
+    *REQUEST_RULES,
+    *(enough_memory, enough_devices, within_price_limit, supports_dtypes, offers_features),
 )
 """Rules whose result does not change however long the job waits."""
 
-LASTING: tuple[Rule, ...] = (*EVER, node_takes_jobs)
+STATIC_RULES: tuple[Rule, ...] = (*PERMANENT_RULES, node_takes_jobs)
 """Rules whose result does not change while one plan is made."""
 
-RULES: tuple[Rule, ...] = (*LASTING, enough_free)
+RULES: tuple[Rule, ...] = (*STATIC_RULES, enough_free)
 
 
-def refusal(want: Candidate, have: Devices, rules: Iterable[Rule] = RULES) -> str:
+def refusal_reason(want: Candidate, have: Devices, rules: Iterable[Rule] = RULES) -> str:
     return next(filter(None, (rule(want, have) for rule in rules)), "")
 
 
@@ -157,7 +157,7 @@ def _devices(count: int) -> str:
     return f"{count} device" if count == 1 else f"{count} devices"
 
 
-def needed(want: Candidate) -> str:
+def needed_text(want: Candidate) -> str:
     """Say how many devices of one node the candidate needs."""
     if want.exclusive:
         return "all of them (exclusive)"

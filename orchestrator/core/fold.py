@@ -21,7 +21,7 @@
 
 Fencing: an event of an attempt counts only with the job's current epoch, and `placed` only with the next one. Events
 from users (submit, cancel, migrate) are never fenced, nor is `overtaken`, which raises the next epoch. An event that
-does not count is ignored; `ignored` returns the reason.
+does not count is ignored; `ignored_reason` returns the reason.
 
 Events of a node, `drained` and `undrained`, have "node/NAME" in place of a job id: see core/nodes.py.
 """
@@ -39,7 +39,7 @@ from orchestrator.core.states import MOVES, TERMINAL, State
 WORKING = frozenset({State.STARTING, State.RUNNING})
 RESUMED = ("missed", "missed_files", "script", "source")
 NOTES = frozenset({"released", "checkpoint", "replicated", "unreplicated", "resumed", "migrated", "overtaken"})
-OF_COPIES = frozenset({"replicated", "unreplicated"})
+COPY_NOTES = frozenset({"replicated", "unreplicated"})
 """Notes that also count after the job has ended."""
 UNFENCED = frozenset({"cancelled", "migrated", "overtaken"})
 ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrupted", "released": "released"}
@@ -122,7 +122,7 @@ def fold(events: Iterable[Event]) -> dict[str, Record]:
 
 def apply(record: Record | None, event: Event) -> Record | None:
     """Return the record after `event`; the same object if the event is ignored."""
-    if ignored(record, event):
+    if ignored_reason(record, event):
         return record
     if record is None:
         return _submitted(event)
@@ -132,7 +132,7 @@ def apply(record: Record | None, event: Event) -> Record | None:
     return _moved(updated, event)
 
 
-def ignored(record: Record | None, event: Event) -> str:
+def ignored_reason(record: Record | None, event: Event) -> str:
     """Return why `event` is ignored, "" if it counts."""
     if record is None:
         return "" if event.event == "submitted" else f"no job {event.job} was submitted"
@@ -145,7 +145,7 @@ def ignored(record: Record | None, event: Event) -> str:
     if event.event == "released":
         return "" if record.live_attempt else "nothing is left to release"
     if event.event in NOTES:
-        return f"the job is {job.state}" if job.state in TERMINAL and event.event not in OF_COPIES else ""
+        return f"the job is {job.state}" if job.state in TERMINAL and event.event not in COPY_NOTES else ""
     return "" if (job.state, event.event) in MOVES else f"a job in {job.state} has no move for {event.event}"
 
 
@@ -190,11 +190,11 @@ def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
 
 def _submitted(event: Event) -> Record:
     spec = event.data.get("spec", {})
-    job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"], "number": event.seq})
+    job = from_plain(Job, {**_legacy_fields(spec, event.data), **event.data["job"], "number": event.seq})
     return Record(job, "submitted", seq=event.seq)
 
 
-def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+def _legacy_fields(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """Return fields that logs of 0.1 have only in or beside the spec. Fields of the job itself take precedence."""
     checkpoint = spec.get("checkpoint", {})
     fields = {
@@ -231,7 +231,7 @@ def _noted(record: Record, event: Event) -> Record:
 def _moved(record: Record, event: Event) -> Record:
     state = MOVES[record.job.state, event.event]
     updated = replace(record, job=replace(record.job, state=state), reason=event.data.get("reason", ""))
-    updated = STEPS.get(event.event, lambda same, _: same)(updated, event)
+    updated = UPDATES.get(event.event, lambda same, _: same)(updated, event)
     return replace(updated, ended_s=event.time_s) if state in TERMINAL else updated
 
 
@@ -272,7 +272,7 @@ def _last(record: Record, **changes: Any) -> Record:
     return replace(record, attempts=(*record.attempts[:-1], replace(record.attempts[-1], **changes)))
 
 
-STEPS = {
+UPDATES = {
     "placed": _placed,
     "started": _started,
     "finished": _attempt_ended,

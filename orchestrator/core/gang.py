@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.core.fit import least
+from orchestrator.core.fit import minimum_count
 from orchestrator.core.model import Candidate, Data, Devices, Job
 from orchestrator.core.placement_slots import Island
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlacementOption:
     """Possible placement of a job now: `count` free devices on each of `nodes`, which are ready."""
 
     candidate: int
@@ -38,7 +38,9 @@ def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[De
     return dict(sorted(grouped.items()))
 
 
-def option(index: int, want: Candidate, fits: list[Devices], job: Job, fewest: bool = False) -> Option | None:
+def best_option(
+    index: int, want: Candidate, fits: list[Devices], job: Job, fewest: bool = False
+) -> PlacementOption | None:
     """Return the tightest fit in one island, or None. `fits` are its nodes that no rule refuses.
 
     Nodes that `job` avoids come last, nodes that have its checkpoint first, and among equal ones those with most of its
@@ -48,26 +50,28 @@ def option(index: int, want: Candidate, fits: list[Devices], job: Job, fewest: b
     if len(fits) < want.nodes:
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
-    count = least(want, fits[0])
+    count = minimum_count(want, fits[0])
     if not (fewest or want.exclusive):
         possible = range(min(want.count, frees[want.nodes - 1]), count, -1)
         count = next(filter(want.divides, possible), count)
     able = [have for have in fits if len(have.free) >= count]
-    tightest = sorted(able, key=lambda d: (d.node in job.avoid, far(job, d), len(d.free), absent(job.data, d), d.id))
-    return Option(index, count, tuple(tightest[: want.nodes]))
+    tightest = sorted(
+        able, key=lambda d: (d.node in job.avoid, is_far(job, d), len(d.free), count_missing(job.data, d), d.id)
+    )
+    return PlacementOption(index, count, tuple(tightest[: want.nodes]))
 
 
-def far(job: Job, have: Devices) -> bool:
+def is_far(job: Job, have: Devices) -> bool:
     """Return True if the job's checkpoint would have to be copied to this node."""
     return bool(job.checkpoint_in) and have.storage not in job.checkpoint_in
 
 
-def absent(data: tuple[Data, ...], have: Devices) -> int:
+def count_missing(data: tuple[Data, ...], have: Devices) -> int:
     """Count the data items that the node would have to fetch."""
     return sum(item.key not in have.data for item in data)
 
 
-def too_few_nodes(want: Candidate, by_island: dict[Island, list[Devices]]) -> str:
+def too_few_nodes_reason(want: Candidate, by_island: dict[Island, list[Devices]]) -> str:
     """Say why no island has enough nodes for a gang; "" for a single node or if no node can serve it."""
     if want.nodes == 1 or not by_island:
         return ""

@@ -8,10 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.core.fit import gib, least
+from orchestrator.core.fit import gib, minimum_count
 from orchestrator.core.model import Candidate, Devices, Running
 
-Leases = tuple[tuple[str, tuple[int, ...]], ...]
+Allocation = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class HostMemory:
@@ -35,7 +35,7 @@ class HostMemory:
             return {}
         return self._needed(job.candidates[attempt.candidate], attempt.allocation)
 
-    def allocate(self, want: Candidate, leases: Leases) -> None:
+    def allocate(self, want: Candidate, leases: Allocation) -> None:
         for host, size_bytes in self._needed(want, leases).items():
             self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
 
@@ -83,7 +83,7 @@ class HostMemory:
             f"jobs, but the job needs {gib(want.memory_bytes * need)} GiB"
         )
 
-    def _needed(self, want: Candidate, leases: Leases) -> dict[str, int]:
+    def _needed(self, want: Candidate, leases: Allocation) -> dict[str, int]:
         needed: dict[str, int] = defaultdict(int)
         for devices_id, numbers in leases if want.memory_bytes else ():
             if host := self._host.get(devices_id):
@@ -91,7 +91,7 @@ class HostMemory:
         return needed
 
 
-class Promised:
+class Availability:
     """Devices and memory that some nodes have free or freeing. `add` adds those of an attempt that would stop."""
 
     def __init__(self, want: Candidate, nodes: Iterable[Devices], counts: Mapping[str, int], memory: HostMemory):
@@ -148,17 +148,19 @@ class Promised:
             for host, count in on_host.items()
         )
 
-    def copy(self) -> "Promised":
-        other = object.__new__(Promised)
+    def copy(self) -> "Availability":
+        other = object.__new__(Availability)
         other._size_bytes, other._memory, other._hosts = self._size_bytes, self._memory, self._hosts
         other._counts, other._bytes = dict(self._counts), dict(self._bytes)
         return other
 
 
-def nodes_together(want: Candidate, nodes: Sequence[Devices]) -> int:
+def max_nodes_together(want: Candidate, nodes: Sequence[Devices]) -> int:
     """Return on how many of these nodes of one island a candidate could run together if they were idle."""
     count = Counter(have.host for have in nodes)
-    most = {have.host: have.host_memory_bytes // max(want.memory_bytes * least(want, have), 1) for have in nodes}
+    most = {
+        have.host: have.host_memory_bytes // max(want.memory_bytes * minimum_count(want, have), 1) for have in nodes
+    }
     return sum(min(on_host, most[host]) if host and want.memory_bytes else on_host for host, on_host in count.items())
 
 

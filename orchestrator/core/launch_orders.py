@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.types import NodeFacts
-from orchestrator.core.attempts import place_of, ran, ranks_of
+from orchestrator.core.attempts import allocation_name, previous_attempts, ranks_of
 from orchestrator.core.commands import Launch
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
@@ -22,7 +22,7 @@ Resources = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NodeShare:
     """One node's part of a placement: its devices, and the facts reported by its agent.
 
     `cpus`: number of CPUs that Ray allocates there, 0 if unknown.
@@ -34,7 +34,7 @@ class Share:
     cpus: float = 0.0
 
 
-def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Launch:
+def launch_command(record: Record, shares: list[NodeShare], *, fenced: bool = False) -> Launch:
     """Return the command that launches the newest attempt of `record`. `fenced`: see core/commands.py."""
     job, first = record.job, shares[0].devices
     earlier_pools = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
@@ -43,33 +43,33 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
         job.epoch,
         tuple(share.devices.node for share in shares),
         orders(record, shares),
-        tuple(bundle(share) for share in shares),
+        tuple(ray_bundle(share) for share in shares),
         first.pool,
-        place_of(record.attempts[-1].allocation),
+        allocation_name(record.attempts[-1].allocation),
         fenced,
         job.package,
         job.secrets,
         tuple(earlier_pools),
         record.checkpoint,
         job.resume_from,
-        ran(record.attempts[:-1]),
+        previous_attempts(record.attempts[:-1]),
         waits_for_checkpoint=job.recovery.on_disconnect == "wait",
         data=job.data,
         replicas=record.replicas,
     )
 
 
-def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:
+def orders(record: Record, shares: list[NodeShare]) -> tuple[Order, ...]:
     """Return one order per node, in rank order. The launch adds the rendezvous address and the checkpoint later."""
     launch = record.attempts[-1].launch
     ranks = [ranks_of(record.job.task, launch, len(share.numbers)) for share in shares]
-    common = _common(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
+    common = _common_fields(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
     if record.job.candidates[record.attempts[-1].candidate].whole_batch:
         common["batch_size"] //= sum(ranks)
     return tuple(
         Order(
             **common,
-            **_place(share, record.job.id),
+            **_node_fields(share, record.job.id),
             node_rank=i,
             nodes=len(shares),
             first_rank=sum(ranks[:i]),
@@ -79,7 +79,7 @@ def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:
     )
 
 
-def _place(share: Share, job_id: str) -> dict[str, Any]:
+def _node_fields(share: NodeShare, job_id: str) -> dict[str, Any]:
     return {
         "backend": share.devices.backend,
         "kind": share.devices.kind,
@@ -89,7 +89,7 @@ def _place(share: Share, job_id: str) -> dict[str, Any]:
     }
 
 
-def _common(record: Record) -> dict[str, Any]:
+def _common_fields(record: Record) -> dict[str, Any]:
     job, attempt = record.job, record.attempts[-1]
     want, recovery = job.candidates[attempt.candidate], job.recovery
     return {
@@ -114,7 +114,7 @@ def _common(record: Record) -> dict[str, Any]:
     }
 
 
-def bundle(share: Share) -> Resources:
+def ray_bundle(share: NodeShare) -> Resources:
     """Return the Ray resources of a share's devices.
 
     A CPU device is its share of the node's CPUs, rounded down to Ray's unit so that all shares fit. Ray's own number of

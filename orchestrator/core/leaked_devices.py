@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.commands import RestartNode
 from orchestrator.core.draft import Control, Draft
-from orchestrator.core.messages import NotRestarted, Now, Tick
-from orchestrator.core.nodes import Node, Withheld
+from orchestrator.core.messages import NodeNotRestarted, Now, Tick
+from orchestrator.core.nodes import Node, StuckReservation
 from orchestrator.core.states import TERMINAL
 from orchestrator.core.timing import LEASE_MARGIN_S
 
-SOON_S = 10.0
+RELEASE_LATE_S = 10.0
 """Seconds within which a normal end frees all devices."""
 
-CERTAIN_S = 30.0
+STUCK_CERTAIN_S = 30.0
 """Seconds from the first failed launch to the last after which the cause is a stuck reservation, not a slow Ray."""
 
-APART_S = 180.0
+STUCK_EXPIRES_S = 180.0
 """Seconds between failed launches above which they are unrelated; a job is retried after about a minute at most."""
 
 
@@ -34,34 +34,34 @@ class Leak:
     node: str = ""
 
 
-def told(draft: Draft, names: Iterable[str]) -> None:
+def note_stuck(draft: Draft, names: Iterable[str]) -> None:
     """Record that a launch failed because resources of these nodes are reserved without a holder that Ray knows."""
     for name in names:
         if (node := draft.nodes.get(name)) is not None:
-            withheld = node.stuck or Withheld(draft.now.s, draft.now.s)
-            since_s = withheld.since_s if draft.now.s - withheld.last_failed_s < APART_S else draft.now.s
+            withheld = node.stuck or StuckReservation(draft.now.s, draft.now.s)
+            since_s = withheld.since_s if draft.now.s - withheld.last_failed_s < STUCK_EXPIRES_S else draft.now.s
             draft.nodes[name] = replace(node, stuck=replace(withheld, since_s=since_s, last_failed_s=draft.now.s))
 
 
-def look(draft: Draft, tick: Tick) -> None:
+def restart_stuck_nodes(draft: Draft, tick: Tick) -> None:
     """Restart nodes with stuck reservations once nothing runs there. Called once per tick."""
     for name, node in draft.nodes.items():
         if node.stuck is None or node.is_restarting(draft.now.s):
             continue
-        if draft.now.s - node.stuck.last_failed_s >= APART_S:
+        if draft.now.s - node.stuck.last_failed_s >= STUCK_EXPIRES_S:
             draft.nodes[name] = replace(node, stuck=None)
         elif _is_certain(node.stuck) and tick.restarts_nodes and not tick.problem and name in tick.expected:
             _restart(draft, node, node.stuck)
 
 
-def not_restarted(draft: Draft, message: NotRestarted) -> None:
+def not_restarted(draft: Draft, message: NodeNotRestarted) -> None:
     node = draft.nodes.get(message.node)
     if node is not None and node.ray_id == message.ray_id:
         draft.nodes[node.name] = replace(node, stuck=None)
         draft.change(changed=True)
 
 
-def _restart(draft: Draft, node: Node, withheld: Withheld) -> None:
+def _restart(draft: Draft, node: Node, withheld: StuckReservation) -> None:
     """Restart an idle node, else close it if only launches are left there, so that no new ones begin."""
     if _is_idle(draft, node):
         updated = replace(withheld, restarted_s=draft.now.s)
@@ -74,16 +74,16 @@ def _restart(draft: Draft, node: Node, withheld: Withheld) -> None:
         draft.change(changed=True)
 
 
-def _is_certain(withheld: Withheld) -> bool:
-    return withheld.last_failed_s - withheld.since_s >= CERTAIN_S
+def _is_certain(withheld: StuckReservation) -> bool:
+    return withheld.last_failed_s - withheld.since_s >= STUCK_CERTAIN_S
 
 
 def _is_idle(draft: Draft, node: Node) -> bool:
     return not draft.on_node(node.name) and not any(s.phase != "ended" for s in node.untracked.values())
 
 
-def found(control: Control, now: Now) -> list[Leak]:
-    return [*_of_ended_jobs(control, now), *_not_released(control, now), *_withheld(control, now)]
+def list_leaks(control: Control, now: Now) -> list[Leak]:
+    return [*_of_ended_jobs(control, now), *_not_released(control, now), *_stuck(control, now)]
 
 
 def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
@@ -93,7 +93,7 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
         record = control.records[attempt.job]
         job = record.job
         held_s = 0.0 if attempt.cancelled_s is None else now.s - attempt.cancelled_s
-        if job.state in TERMINAL and held_s > job.recovery.lease_s + LEASE_MARGIN_S + SOON_S:
+        if job.state in TERMINAL and held_s > job.recovery.lease_s + LEASE_MARGIN_S + RELEASE_LATE_S:
             devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in attempt.parts)
             since = f"cancelled {held_s:.0f} s ago; its launch has not ended"
             if not attempt.launching:
@@ -103,15 +103,21 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
 
 
 def _not_released(control: Control, now: Now) -> list[Leak]:
-    overdue = [(place, pending) for place, pending in control.pending_releases.items() if now.s - pending.since_s > SOON_S]
+    overdue = [
+        (place, pending)
+        for place, pending in control.pending_releases.items()
+        if now.s - pending.since_s > RELEASE_LATE_S
+    ]
     return [
         Leak(pending.attempt, f"Ray has kept its reservation for {now.s - pending.since_s:.0f} s")
         for _, pending in overdue
     ]
 
 
-def _withheld(control: Control, now: Now) -> list[Leak]:
+def _stuck(control: Control, now: Now) -> list[Leak]:
     rows = [(node.name, node.stuck) for node in control.nodes.values() if not node.lost_reason]
-    stuck = [(name, row) for name, row in rows if row and _is_certain(row) and now.s - row.last_failed_s < APART_S]
+    stuck = [
+        (name, row) for name, row in rows if row and _is_certain(row) and now.s - row.last_failed_s < STUCK_EXPIRES_S
+    ]
     why = "devices of the node have been reserved for at least {:.0f} s although nothing uses them"
     return [Leak("Ray", why.format(now.s - withheld.since_s), node) for node, withheld in stuck]

@@ -3,54 +3,54 @@
 from dataclasses import replace
 
 from orchestrator.core import attempt_stops, nodes
-from orchestrator.core.commands import DropAgent, MakeAgent, RestAgent, RestartAgent
+from orchestrator.core.commands import EndIdleAgent, RestartAgent, StartAgent, UnwatchAgent
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import (
     AgentDied,
     AgentFailed,
-    AgentMade,
-    Joined,
-    NodeSeen,
-    NodesSeen,
-    Parted,
+    AgentStarted,
+    ClusterJoined,
+    ClusterParted,
+    ListedNode,
+    NodesListed,
 )
 from orchestrator.core.nodes import Node
 
-MADE_AGAIN_S = 1.0
+AGENT_RETRY_S = 1.0
 """Seconds between the first tries to start an agent; they double after QUICK_TRIES."""
 QUICK_TRIES = 3
-LONGEST_AGAIN_S = 300.0
+MAX_RETRY_S = 300.0
 """Longest pause between tries, so that a repaired node does not wait longer than this for its agent."""
 
-HUNG_S = 5.0
+AGENT_HUNG_S = 5.0
 """Seconds without a reply after which an agent is restarted.
 
 On the server's machine the new one answers within three seconds, before the leases of its attempts expire.
 """
 
-ENDED_BY_US_S = 15.0
+AGENT_RESTART_S = 15.0
 """Seconds after a restart in which the end of an agent does not count as a failure of its node."""
 
-HELLO_HUNG_S = 60.0
+AGENT_FIRST_REPLY_S = 60.0
 """Limit for an agent's first reply, which may wait for vendors' tools and the start of the process."""
 
-HEAD_REGAINED_S = 15.0
+REJOIN_GRACE_S = 15.0
 """Time for Ray's nodes to reconnect to a restarted head: usually seconds, more on a busy machine."""
 
-REST_AGAIN_S = 60.0
+END_AGENT_RETRY_S = 60.0
 """Seconds after which ending the agent is repeated: one that still runs prevents the node's removal."""
 
-FORGOTTEN_S = 3600.0
+LOST_NODE_SHOWN_S = 3600.0
 """Seconds that a lost node without attempts is still shown."""
 
 
-def joined(draft: Draft, message: Joined) -> None:
+def cluster_joined(draft: Draft, message: ClusterJoined) -> None:
     """Handle that the cluster was joined. From now on nodes have one lease to report what runs there.
 
     After a lost head they also get time to reconnect to it. Lost nodes can return only from now on. For fences see
     suspicion.rejoined.
     """
-    since_s = draft.now.s + (HEAD_REGAINED_S if draft.nodes.current else 0.0)
+    since_s = draft.now.s + (REJOIN_GRACE_S if draft.nodes.current else 0.0)
     draft.change(joined=True, joined_s=draft.now.s, changed=True)
     for node in draft.nodes.values():
         draft.nodes[node.name] = replace(node, lost_s=since_s)
@@ -58,7 +58,7 @@ def joined(draft: Draft, message: Joined) -> None:
         draft.attempts[attempt.job] = replace(attempt, since_s=since_s, stop_requests={})
 
 
-def parted(draft: Draft, message: Parted) -> None:
+def cluster_left(draft: Draft, message: ClusterParted) -> None:
     draft.change(joined=False, changed=True)
     for name, node in draft.nodes.items():
         if message.over:
@@ -67,7 +67,7 @@ def parted(draft: Draft, message: Parted) -> None:
             draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=None)
 
 
-def seen(draft: Draft, message: NodesSeen) -> None:
+def nodes_listed(draft: Draft, message: NodesListed) -> None:
     """Update nodes from Ray's list: new nodes get an agent, missing ones are lost.
 
     If two live nodes have the same name, the first keeps it. The second may be the same machine, restarted before Ray
@@ -78,29 +78,29 @@ def seen(draft: Draft, message: NodesSeen) -> None:
     names = {node.ray_id: node.name for node in draft.nodes.values()}
     for node in draft.nodes.values():
         if node.ray_id not in alive and not node.lost_reason:
-            _lost(draft, node)
+            _mark_lost(draft, node)
     for row in sorted(message.nodes, key=lambda r: r.ray_id):
         name = _free_name(draft, row, alive)
         second = None
         if (previous_name := names.get(row.ray_id, name)) != name:
             second = draft.nodes[previous_name]
             draft.nodes.pop(previous_name)
-            draft.command(DropAgent(previous_name, row.ray_id))
+            draft.command(UnwatchAgent(previous_name, row.ray_id))
         existing = draft.nodes.get(name)
         if existing is None or existing.ray_id != row.ray_id:
-            _appeared(draft, name, row, second)
+            _add_node(draft, name, row, second)
         elif existing.lost_reason:
             draft.nodes[name] = replace(existing, lost_reason="")
-        _noticed(draft, name, row)
+        _apply_ray_notice(draft, name, row)
 
 
-def _free_name(draft: Draft, row: NodeSeen, alive: dict[str, NodeSeen]) -> str:
+def _free_name(draft: Draft, row: ListedNode, alive: dict[str, ListedNode]) -> str:
     holder = draft.nodes.get(row.name)
     free = holder is None or holder.ray_id == row.ray_id or holder.ray_id not in alive
     return row.name if free else f"{row.name}-{row.ray_id[:6]}"
 
 
-def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None) -> None:
+def _add_node(draft: Draft, name: str, row: ListedNode, second: Node | None = None) -> None:
     """Add a node. `second` is its previous state under a second name.
 
     Until it reports what runs there, its previous reports and contact times count.
@@ -123,72 +123,83 @@ def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None
         pool=row.pool,
     )
     draft.change(changed=True)
-    _make(draft, name)
+    _start_agent(draft, name)
 
 
-def _lost(draft: Draft, node: Node) -> None:
+def _mark_lost(draft: Draft, node: Node) -> None:
     """Handle a node that Ray no longer lists. The autoscaler has removed it if it was resting."""
-    draft.command(DropAgent(node.name, node.ray_id))
+    draft.command(UnwatchAgent(node.name, node.ray_id))
     draft.change(changed=True)
     if node.resting and not draft.on_node(node.name):
         draft.nodes.pop(node.name)
         return
-    updated = node if node.is_restarting(draft.now.s) else nodes.failed(node, "Ray reported the node dead", draft.now.s)
+    updated = (
+        node
+        if node.is_restarting(draft.now.s)
+        else nodes.record_failure(node, "Ray reported the node dead", draft.now.s)
+    )
     draft.nodes[node.name] = replace(
-        updated, lost_reason="Ray reports the node dead", lost_s=draft.now.s, has_agent=False, agent_requested_s=None, resting_s=None
+        updated,
+        lost_reason="Ray reports the node dead",
+        lost_s=draft.now.s,
+        has_agent=False,
+        agent_requested_s=None,
+        resting_s=None,
     )
 
 
-def _noticed(draft: Draft, name: str, row: NodeSeen) -> None:
+def _apply_ray_notice(draft: Draft, name: str, row: ListedNode) -> None:
     node = draft.nodes[name]
     notice = f"Ray drains it ({row.draining_s:.0f} s were left)" if row.draining_s is not None else ""
     if bool(notice) != bool(node.ray_drain_reason):
         draft.nodes[name] = replace(node, ray_drain_reason=notice)
-        noticed(draft, name, node.notice)
+        notice_changed(draft, name, node.notice)
 
 
-def noticed(draft: Draft, name: str, before: str) -> None:
+def notice_changed(draft: Draft, name: str, before: str) -> None:
     """Handle a changed termination notice: the node gets no new jobs, and its attempts save and move."""
     why = draft.nodes[name].notice
     if bool(why) == bool(before):
         return
     draft.change(changed=True)
     if why:
-        attempt_stops.save_all(draft, name, f"node {name} is about to shut down: {why}")
+        attempt_stops.preempt_node(draft, name, f"node {name} is about to shut down: {why}")
 
 
-def look(draft: Draft) -> None:
+def review(draft: Draft) -> None:
     """Start missing agents, restart hung ones, and drop nodes that left long ago. Called once per tick."""
     for name, node in draft.nodes.items():
         if node.lost_reason:
-            if node.silent_s(draft.now.s) > FORGOTTEN_S and not draft.on_node(name):
+            if node.silent_s(draft.now.s) > LOST_NODE_SHOWN_S and not draft.on_node(name):
                 draft.nodes.pop(name)
         elif node.resting_s is not None:
-            if draft.now.s - node.resting_s > REST_AGAIN_S:
-                rest(draft, name)
+            if draft.now.s - node.resting_s > END_AGENT_RETRY_S:
+                end_agent(draft, name)
         elif not node.has_agent:
-            if node.agent_requested_s is None or draft.now.s - node.agent_requested_s > again_s(node.failed_agent_starts):
-                _make(draft, name)
+            if node.agent_requested_s is None or draft.now.s - node.agent_requested_s > agent_retry_s(
+                node.failed_agent_starts
+            ):
+                _start_agent(draft, name)
         else:
-            _hung(draft, node)
+            _restart_hung_agent(draft, node)
 
 
-def again_s(unmade: int) -> float:
+def agent_retry_s(unmade: int) -> float:
     """Return the pause before the next try to start an agent, after `unmade` failures in a row."""
-    return float(min(LONGEST_AGAIN_S, MADE_AGAIN_S * 2 ** min(max(0, unmade - QUICK_TRIES), 16)))
+    return float(min(MAX_RETRY_S, AGENT_RETRY_S * 2 ** min(max(0, unmade - QUICK_TRIES), 16)))
 
 
-def _make(draft: Draft, name: str) -> None:
+def _start_agent(draft: Draft, name: str) -> None:
     node = draft.nodes[name]
     draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=draft.now.s)
-    draft.command(MakeAgent(name, node.ray_id))
+    draft.command(StartAgent(name, node.ray_id))
 
 
-def rest(draft: Draft, name: str) -> None:
+def end_agent(draft: Draft, name: str) -> None:
     """End the agent of an unused node, since Ray's autoscaler never removes a node with an agent."""
     node = draft.nodes[name]
     draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=None, resting_s=draft.now.s)
-    draft.command(RestAgent(name, node.ray_id))
+    draft.command(EndIdleAgent(name, node.ray_id))
     draft.change(changed=True)
 
 
@@ -196,12 +207,12 @@ def wake(draft: Draft, name: str) -> None:
     """Start the agent of a resting node again. Its facts stay valid, but it must first report what runs there."""
     draft.nodes[name] = replace(draft.nodes[name], resting_s=None, list_requested_s=None, last_contact_s=draft.now.s)
     draft.change(changed=True)
-    _make(draft, name)
+    _start_agent(draft, name)
 
 
-def _hung(draft: Draft, node: Node) -> None:
+def _restart_hung_agent(draft: Draft, node: Node) -> None:
     is_starting = node.facts is None or node.agent_restarted_s > node.last_contact_s
-    limit_s = HELLO_HUNG_S if is_starting else HUNG_S
+    limit_s = AGENT_FIRST_REPLY_S if is_starting else AGENT_HUNG_S
     silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.agent_restarted_s)
     if silent_s > limit_s:
         why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was restarted"
@@ -209,12 +220,12 @@ def _hung(draft: Draft, node: Node) -> None:
         draft.command(RestartAgent(node.name, node.ray_id, why))
 
 
-def agent_made(draft: Draft, message: AgentMade) -> None:
+def agent_made(draft: Draft, message: AgentStarted) -> None:
     node = draft.nodes.get(message.node)
     if node is None or node.ray_id != message.ray_id or node.lost_reason or node.resting:
         return
     if message.error:
-        _unmade(draft, node, f"its agent could not be started: {message.error}")
+        _agent_not_started(draft, node, f"its agent could not be started: {message.error}")
     else:
         draft.nodes[message.node] = replace(node, has_agent=True, agent_requested_s=None, agent_restarted_s=draft.now.s)
 
@@ -223,15 +234,15 @@ def agent_died(draft: Draft, message: AgentDied) -> None:
     node = draft.nodes.get(message.node)
     if node is None or node.ray_id != message.ray_id or node.lost_reason or node.resting:
         return
-    if draft.now.s - node.agent_restarted_s > ENDED_BY_US_S and not node.is_restarting(draft.now.s):
-        draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
+    if draft.now.s - node.agent_restarted_s > AGENT_RESTART_S and not node.is_restarting(draft.now.s):
+        draft.nodes[node.name] = nodes.record_failure(node, "its agent ended", draft.now.s)
     if message.is_permanent and message.why:
-        _unmade(draft, draft.nodes[node.name], message.why)
+        _agent_not_started(draft, draft.nodes[node.name], message.why)
     elif message.is_permanent:
-        _make(draft, node.name)
+        _start_agent(draft, node.name)
 
 
-def _unmade(draft: Draft, node: Node, why: str) -> None:
+def _agent_not_started(draft: Draft, node: Node, why: str) -> None:
     """Retry the start of an agent after a pause. The first failures are not shown: Ray's head may be away."""
     tries = node.failed_agent_starts + 1
     shown_reason = why if tries >= QUICK_TRIES else node.agent_error
@@ -239,7 +250,9 @@ def _unmade(draft: Draft, node: Node, why: str) -> None:
         draft.warn(f"node {node.name}: {why}; the server retries")
     if shown_reason != node.agent_error:
         draft.change(changed=True)
-    draft.nodes[node.name] = replace(node, has_agent=False, agent_requested_s=draft.now.s, failed_agent_starts=tries, agent_error=shown_reason)
+    draft.nodes[node.name] = replace(
+        node, has_agent=False, agent_requested_s=draft.now.s, failed_agent_starts=tries, agent_error=shown_reason
+    )
 
 
 def agent_failed(draft: Draft, message: AgentFailed) -> None:

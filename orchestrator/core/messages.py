@@ -31,7 +31,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """Request to cancel a job. It has no effect on a job that has ended."""
 
     job: str
@@ -39,7 +39,7 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class MigrateAsked:
+class MigrateRequested:
     """Request to move `job` to devices of `kinds` (patterns) in `pool` ("": any). Rejected while none is free there."""
 
     job: str
@@ -48,7 +48,7 @@ class MigrateAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainRequested:
     """Request that `node` takes no new jobs. `now`: its attempts also save and move."""
 
     node: str
@@ -57,33 +57,33 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeAsked:
+class ResumeRequested:
     """Request that `node` takes jobs again, also if it is quarantined."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveAsked:
+class RemoveRequested:
     """Request to remove `node`, which is lost and will not return."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class ClusterJoined:
     """The controller has joined the fleet's Ray cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
+class ClusterParted:
     """The controller has left its cluster. Attempts keep running under their fences. `over`: the cluster has ended."""
 
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class ListedNode:
     """Live node as listed by Ray.
 
     `draining_s`: seconds left of a termination notice that Ray received, or None. `cpus`: number of CPUs that Ray
@@ -98,12 +98,12 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesSeen:
-    nodes: tuple[NodeSeen, ...]
+class NodesListed:
+    nodes: tuple[ListedNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AgentMade:
+class AgentStarted:
     """Result of MakeAgent. `error` is "" or the reason why there is no agent."""
 
     node: str
@@ -113,7 +113,9 @@ class AgentMade:
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """An agent's process ended. Ray restarts it unless it is `gone`. `why`: the reason if it could not even start."""
+    """An agent's process ended. Ray restarts it unless it is `is_permanent`. `why`: the reason if it could not even
+    start.
+    """
 
     node: str
     ray_id: str
@@ -132,11 +134,11 @@ class AgentFailed:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Reply of an agent to a poll sent at `asked_s` (monotonic): its contents were true at that time or later.
+    """Reply of an agent to a poll sent at `requested_s` (monotonic): its contents were true at that time or later.
 
     `facts` is None if unchanged. `attempts` contains the keys of all attempts on the node, None if not requested.
-    `epochs`: the highest epoch of each job that the node has seen. `known`: those of the reported jobs that are in the
-    store.
+    `epochs`: the highest epoch of each job that the node has seen. `stored_jobs`: those of the reported jobs that are
+    in the store.
     """
 
     node: str
@@ -150,7 +152,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoiled:
+class PartUnreadable:
     """The reports of an agent about one part of an attempt cannot be read."""
 
     job: str
@@ -184,8 +186,8 @@ class LaunchFailed:
     """A launch failed. `kind` is `user` (the job ends) or `launch`.
 
     Ranks may have been started on `nodes` only. `failed` are the nodes without a reply or with a wrong one.
-    `seen`: the newest epoch stored in the fence or on a node, if this epoch may have run already; else 0.
-    `short`: nodes where Ray does not report the requested resources as free; `unheld`: those of them where no user of
+    `newest_epoch`: the newest epoch stored in the fence or on a node, if this epoch may have run already; else 0.
+    `lacking`: nodes where Ray does not report the requested resources as free; `stuck`: those of them where no user of
     Ray holds these resources.
     """
 
@@ -201,8 +203,10 @@ class LaunchFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """Reply to a Stop sent at `asked_s`. `error` is "" if the node received it; the attempt has not ended by that."""
+class StopAnswered:
+    """Reply to a Stop sent at `requested_s`. `error` is "" if the node received it; the attempt has not ended by
+    that.
+    """
 
     node: str
     job: str
@@ -213,8 +217,10 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """Reply to a Fence sent at `asked_s` for `epoch` or above: the fence is at `stands`, or `error` says why not."""
+class FenceAnswered:
+    """Reply to a Fence sent at `requested_s` for `epoch` or above: the fence is at `current_epoch`, or `error` says why
+    not.
+    """
 
     job: str
     epoch: int
@@ -224,8 +230,8 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """Reply to a Release sent at `asked_s`: the reservation was removed, or `error` says why not."""
+class ReleaseAnswered:
+    """Reply to a Release sent at `requested_s`: the reservation was removed, or `error` says why not."""
 
     place: str
     error: str = ""
@@ -233,7 +239,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class ReservationsListed:
     """Names of the reservations that we hold in Ray now."""
 
     places: frozenset[str]
@@ -251,7 +257,7 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True)
-class NotRestarted:
+class NodeNotRestarted:
     """Reply to RestartNode if the node is not restarted: no reservation is stuck now, or it was restarted too often."""
 
     node: str
@@ -259,7 +265,7 @@ class NotRestarted:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesAsked:
+class NodeRequestAnswered:
     """Reply to AskNodes: the autoscaler has received the request, or `error` says why not.
 
     `failed`: pool -> reason for the failure of its newest launch, as reported by the autoscaler.
@@ -273,11 +279,11 @@ class NodesAsked:
 class Tick:
     """Time has passed; sent at regular intervals with facts that the core needs.
 
-    `trouble` is "" or the reason why nothing can be placed now. `prices` are per device and hour, by pool. `recorded`
+    `problem` is "" or the reason why nothing can be placed now. `prices` are per device and hour, by pool. `recorded`
     are the nodes of the fleet's record, `expected` those of them that are alive according to it, even if they have not
-    reported yet. `repairs`: this server restarts these nodes when they end. `groups` are the nodes that this cluster's
-    autoscaler may start. `called`: time of the last request to an agent other than for jobs, by node. `history` has the
-    durations of ended jobs by workload; `policy` and `projects` are from the fleet file.
+    reported yet. `restarts_nodes`: this server restarts these nodes when they end. `groups` are the nodes that this
+    cluster's autoscaler may start. `agent_called_s`: time of the last request to an agent other than for jobs, by node.
+    `history` has the durations of ended jobs by workload; `policy` and `projects` are from the fleet file.
     """
 
     throughput: Throughput = field(default_factory=Throughput)
@@ -295,27 +301,27 @@ class Tick:
 
 Message = (
     Submitted
-    | CancelAsked
-    | MigrateAsked
-    | DrainAsked
-    | ResumeAsked
-    | RemoveAsked
-    | Joined
-    | Parted
-    | NodesSeen
-    | AgentMade
+    | CancelRequested
+    | MigrateRequested
+    | DrainRequested
+    | ResumeRequested
+    | RemoveRequested
+    | ClusterJoined
+    | ClusterParted
+    | NodesListed
+    | AgentStarted
     | AgentDied
     | AgentFailed
     | Heartbeat
-    | Spoiled
+    | PartUnreadable
     | Launched
     | LaunchFailed
-    | Stopped
-    | Fenced
-    | Released
-    | Reserved
+    | StopAnswered
+    | FenceAnswered
+    | ReleaseAnswered
+    | ReservationsListed
     | Replicated
-    | NotRestarted
-    | NodesAsked
+    | NodeNotRestarted
+    | NodeRequestAnswered
     | Tick
 )

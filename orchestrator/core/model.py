@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.placement_slots import Memory
+from orchestrator.core.placement_slots import PlanMemory
 from orchestrator.core.policy import EXPLORE_DEVICE_S, Project
 from orchestrator.core.states import State
 from orchestrator.core.throughput import History, Throughput
@@ -97,7 +97,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredWork:
     """Size of a job as declared by its user: steps, or hours on one device of kind `on`. 0: not declared."""
 
     steps: int = 0
@@ -146,7 +146,7 @@ class Job:
     weight: float = 1.0
     project: str = ""
     deadline_s: float = 0.0
-    work: Declared = field(default_factory=Declared)
+    work: DeclaredWork = field(default_factory=DeclaredWork)
     number: int = 0
     state: State = State.PENDING
     epoch: int = 0
@@ -227,7 +227,7 @@ class Running:
     """Live attempt: the devices it holds, and facts about the cost of stopping it.
 
     `priority` is that of its job plus the ageing when it was placed; `order` is the job's position in the order of
-    submission. `asked` is its job, `candidate` the candidate that it runs. `saves`: it has a checkpoint, so it loses
+    submission. `spec` is its job, `candidate` the candidate that it runs. `saves`: it has a checkpoint, so it loses
     little when it is stopped.
     """
 
@@ -266,7 +266,7 @@ class Snapshot:
     history: History = field(default_factory=History)
     since: Mapping[str, Since] = field(default_factory=dict)
     policy: str = "priority"
-    memory: Memory = field(default_factory=Memory)
+    memory: PlanMemory = field(default_factory=PlanMemory)
     ageing_s: float = 0.0
     projects: Mapping[str, Project] = field(default_factory=dict)
     explore_device_s: float = EXPLORE_DEVICE_S
@@ -312,7 +312,7 @@ class Plan:
     start: tuple[Start, ...] = ()
     preempt: tuple[Preempt, ...] = ()
     why_not: dict[str, dict[tuple[int, str], str]] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
+    memory: PlanMemory = field(default_factory=PlanMemory)
     value: float = 0.0
     bound: float = 0.0
 

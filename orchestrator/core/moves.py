@@ -8,15 +8,15 @@ it would then end earlier by more than the move takes.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.core.backfill import Claim
-from orchestrator.core.capacity import Room
-from orchestrator.core.durations import told_s
+from orchestrator.core.backfill import Reservation
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.durations import duration_text
 from orchestrator.core.expected_duration import Expect, Expected, in_state_s, restart_s
 from orchestrator.core.model import Devices, Job, Running, Snapshot
-from orchestrator.core.placement_slots import Island, Place, Reserved
-from orchestrator.core.planner.job_order import Leave
+from orchestrator.core.placement_slots import Island, Place, PlaceReservation
+from orchestrator.core.planner.job_order import LeavingJob
 
-KEPT_S = 300.0
+RESERVATION_S = 300.0
 """Seconds that devices stay reserved for a job that moves to them, or for which others save and stop."""
 
 STRETCH, STARVES_S, DRAINS = 10.0, 1800.0, 2.0
@@ -24,14 +24,14 @@ STRETCH, STARVES_S, DRAINS = 10.0, 1800.0, 2.0
 DRAINS times what all waiting jobs up to its size would take together. If all have to wait long, none starves.
 """
 
-SETTLED = 2.0
+MIN_RUN_FACTOR = 2.0
 """A job may move only after this many times the duration of its start."""
 
-GAIN = 0.1
+MIN_GAIN = 0.1
 """Least fraction of a job's remaining time that a move has to save beyond its cost."""
 
 
-def still(snapshot: Snapshot) -> dict[str, Reserved]:
+def current_reservations(snapshot: Snapshot) -> dict[str, PlaceReservation]:
     """Return reservations that are still needed: not expired, and the job still requests such devices."""
     if not snapshot.memory.reserved:
         return {}
@@ -51,18 +51,20 @@ def _asks_for(job: Job, place: Place) -> bool:
     return want.nodes == place.nodes and (want.exclusive or place.count in want.counts)
 
 
-def keep_for_those_that_stop(snapshot: Snapshot, reserved: Mapping[str, Reserved], capacity: Room) -> None:
+def reserve_for_moving(snapshot: Snapshot, reserved: Mapping[str, PlaceReservation], capacity: FreeCapacity) -> None:
     """Reserve the next places of jobs that are still saving before a move, since these are not in the queue."""
     for attempt in snapshot.running:
         if attempt.stopping and attempt.spec and (reservation := reserved.get(attempt.job)):
             want = attempt.spec.candidates[reservation.place.candidate]
             capacity.quota.reserve_more(attempt.spec, reservation.place.island.kind, reservation.place.devices, attempt)
-            available = {have.id: capacity.available_soon(have.id) for have in nodes_at(reservation.place.island, capacity)}
+            available = {
+                have.id: capacity.available_soon(have.id) for have in nodes_at(reservation.place.island, capacity)
+            }
             for devices_id in fullest(reservation.place, available):
                 capacity.reserve(attempt.job, want, devices_id, reservation.place.count)
 
 
-def nodes_at(island: Island, capacity: Room) -> Iterator[Devices]:
+def nodes_at(island: Island, capacity: FreeCapacity) -> Iterator[Devices]:
     for have in capacity.devices.values():
         if have.schedulable and Island(have.pool, have.kind, have.backend, have.environment) == island:
             yield have
@@ -74,7 +76,7 @@ def fullest(place: Place, available: Mapping[str, int]) -> list[str]:
     return [devices_id for _, devices_id in suitable[: place.nodes]] if len(suitable) >= place.nodes else []
 
 
-def starves(job: Job, snapshot: Snapshot, expect: Expect, drains_s: Sequence[float] = ()) -> bool:
+def is_starving(job: Job, snapshot: Snapshot, expect: Expect, drains_s: Sequence[float] = ()) -> bool:
     """Return True if the job has waited too long. `drains_s` as in Memory."""
     waited_s = in_state_s(job.id, snapshot)
     if waited_s <= STARVES_S:
@@ -86,7 +88,7 @@ def starves(job: Job, snapshot: Snapshot, expect: Expect, drains_s: Sequence[flo
     return waited_s > max(STRETCH * runs_s, DRAINS * drain_s)
 
 
-def movable(snapshot: Snapshot, capacity: Room) -> list[Running]:
+def movable_attempts(snapshot: Snapshot, capacity: FreeCapacity) -> list[Running]:
     return [r for r in capacity.running.values() if not r.stopping and _may_move(r, snapshot)]
 
 
@@ -94,56 +96,60 @@ def _may_move(attempt: Running, snapshot: Snapshot) -> bool:
     job = attempt.spec
     if job is None or job.task != "train" or not (attempt.saves and attempt.preemptible):
         return False
-    return job.recovery.max_interruptions < 0 and in_state_s(job.id, snapshot) >= SETTLED * restart_s(job.id, snapshot)
+    return job.recovery.max_interruptions < 0 and in_state_s(job.id, snapshot) >= MIN_RUN_FACTOR * restart_s(
+        job.id, snapshot
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class LeavingJobs:
     """Running jobs that others of the same priority may stop: the decision places them elsewhere or not at all."""
 
-    by_job: Mapping[str, Leave] = field(default_factory=dict)
+    by_job: Mapping[str, LeavingJob] = field(default_factory=dict)
 
     def up_to(self, priority: int) -> frozenset[str]:
         """Return jobs up to this priority; a job that has aged into a higher tier stops no job of that tier."""
         return frozenset(job for job, leave in self.by_job.items() if leave.attempt.priority <= priority)
 
-    def reasons(self, job: Job, reservation: Claim, expect: Expect) -> dict[str, str]:
+    def reasons(self, job: Job, reservation: Reservation, expect: Expect) -> dict[str, str]:
         """Return the reasons for attempts that stop for a job of the same priority, by job."""
         if not reservation.victims:
             return {}
         kind = reservation.nodes[0].partition("/")[2]
         left = expect(job, kind, reservation.count * len(reservation.nodes))
         return {
-            victim.job: _makes_way(self.by_job[victim.job], job, reservation, left)
+            victim.job: _stop_reason(self.by_job[victim.job], job, reservation, left)
             for victim in reservation.victims
             if victim.job in self.by_job and victim.priority == job.priority
         }
 
 
-NOBODY = Leaves()
+NO_LEAVING_JOBS = LeavingJobs()
 
 
-def _makes_way(leave: Leave, job: Job, reservation: Claim, remaining: Expected) -> str:
+def _stop_reason(leave: LeavingJob, job: Job, reservation: Reservation, remaining: Expected) -> str:
     why = f"makes way on {', '.join(reservation.nodes)} for {job.id} of the same priority, which gains more from them"
     theirs = (
-        f"{told_s(remaining.seconds)} left of {job.id}" if remaining.is_known else f"the duration of {job.id} is unknown"
+        f"{duration_text(remaining.seconds)} left of {job.id}"
+        if remaining.is_known
+        else f"the duration of {job.id} is unknown"
     )
-    return f"{why}: {theirs}, {told_s(leave.here.seconds)} left of this job"
+    return f"{why}: {theirs}, {duration_text(leave.here.seconds)} left of this job"
 
 
-def pays(leave: Leave, snapshot: Snapshot, others_s: float = 0.0) -> bool:
+def is_worth_moving(leave: LeavingJob, snapshot: Snapshot, others_s: float = 0.0) -> bool:
     """Return True if both durations are known and the move saves more time than it costs this job and others."""
     if leave.place is None or not (leave.here.is_known and leave.there.is_known):
         return False
     costs_s = restart_s(leave.attempt.job, snapshot)
     saved_s = leave.here.seconds - leave.there.seconds - costs_s - others_s
-    return saved_s > max(costs_s, GAIN * leave.here.seconds)
+    return saved_s > max(costs_s, MIN_GAIN * leave.here.seconds)
 
 
-def sentence(leave: Leave, snapshot: Snapshot) -> str:
+def move_reason(leave: LeavingJob, snapshot: Snapshot) -> str:
     place = leave.place
     assert place is not None
     costs_s = restart_s(leave.attempt.job, snapshot)
     where = f"{place.devices} {place.island.kind} in pool {place.island.pool}"
-    saving = f"about {told_s(leave.there.seconds)} are left there, {told_s(leave.here.seconds)} here"
-    return f"moves to {where}: {saving}, and the move costs about {told_s(costs_s)}"
+    saving = f"about {duration_text(leave.there.seconds)} are left there, {duration_text(leave.here.seconds)} here"
+    return f"moves to {where}: {saving}, and the move costs about {duration_text(costs_s)}"

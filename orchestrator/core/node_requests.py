@@ -4,57 +4,57 @@ from dataclasses import replace
 
 from cluster.errors import nearest
 from orchestrator.core import attempt_stops
-from orchestrator.core.commands import Refuse
+from orchestrator.core.commands import Reject
 from orchestrator.core.draft import Draft
 from orchestrator.core.membership import wake
-from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
-from orchestrator.core.nodes import OWNER
+from orchestrator.core.messages import DrainRequested, RemoveRequested, ResumeRequested
+from orchestrator.core.nodes import OWNER_PREFIX
 
 
-def drain(draft: Draft, message: DrainAsked) -> None:
+def drain(draft: Draft, message: DrainRequested) -> None:
     if message.node not in draft.nodes:
-        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
+        draft.command(Reject(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
         return
     if draft.control.drained.get(message.node) != message.reason:
-        draft.node_event(OWNER + message.node, "drained", reason=message.reason)
+        draft.node_event(OWNER_PREFIX + message.node, "drained", reason=message.reason)
         draft.drained[message.node] = message.reason
         draft.change(changed=True)
     if message.now:
-        attempt_stops.save_all(
+        attempt_stops.preempt_node(
             draft, message.node, f"node {message.node} is drained{f': {message.reason}' if message.reason else ''}"
         )
 
 
-def remove(draft: Draft, message: RemoveAsked) -> None:
+def remove(draft: Draft, message: RemoveRequested) -> None:
     """Remove a node that will not return. A new node with its name may join later and take jobs."""
     node = draft.nodes.get(message.node)
     if node is None and message.node not in draft.drained:
-        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
+        draft.command(Reject(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
         return
     if node is not None and not node.lost_reason:
         remedy = "drain it and stop its Ray node first; `polyfleet hosts remove` does both for a host"
-        draft.command(Refuse(f"node {message.node} is still in the cluster", remedy))
+        draft.command(Reject(f"node {message.node} is still in the cluster", remedy))
         return
     if draft.on_node(message.node):
         jobs = ", ".join(sorted(draft.on_node(message.node)))
         draft.command(
-            Refuse(f"node {message.node} still has attempts of {jobs}", "wait until they have been placed again")
+            Reject(f"node {message.node} still has attempts of {jobs}", "wait until they have been placed again")
         )
         return
     if message.node in draft.drained:
-        draft.node_event(OWNER + message.node, "undrained")
+        draft.node_event(OWNER_PREFIX + message.node, "undrained")
         draft.drained.pop(message.node)
     draft.nodes.pop(message.node)
     draft.change(changed=True)
 
 
-def resume(draft: Draft, message: ResumeAsked) -> None:
+def resume(draft: Draft, message: ResumeRequested) -> None:
     node = draft.nodes.get(message.node)
     if node is None and message.node not in draft.drained:
-        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
+        draft.command(Reject(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
         return
     if message.node in draft.drained:
-        draft.node_event(OWNER + message.node, "undrained")
+        draft.node_event(OWNER_PREFIX + message.node, "undrained")
         draft.drained.pop(message.node)
     if node is not None:
         draft.nodes[message.node] = replace(node, failures=(), quarantined_until_s=0.0)

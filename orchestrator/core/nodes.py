@@ -5,33 +5,35 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.types import Device, NodeFacts
-from orchestrator.core.durations import told_s
+from orchestrator.core.durations import duration_text
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices, Event
 from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import PROTOCOL
 
-OWNER = "node/"
+OWNER_PREFIX = "node/"
 """Prefix of a node's name in place of a job id in the log; no job id may begin with it."""
 
 EVENTS = ("drained", "undrained")
 
-FAILURES = 3
-WITHIN_S = 600.0
-ONE_FAULT_S = 15.0
-"""Seconds in which several reports (from Ray, the agent's end, each lost attempt) count as one fault; see `failed`."""
+MAX_FAILURES = 3
+QUARANTINE_WINDOW_S = 600.0
+SAME_FAULT_S = 15.0
+"""Seconds in which several reports (from Ray, the agent's end, each lost attempt) count as one fault; see
+`record_failure`.
+"""
 
 QUARANTINE_S = 600.0
 
-RESTART_S = 30.0
+NODE_RESTART_S = 30.0
 """Time for a restarted node to return: usually seconds, more on a busy machine."""
 
-Leased = dict[str, dict[int, str]]
+Allocations = dict[str, dict[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
-    """Untracked attempt that a node reports, with its cursor and phase. `known`: its job is in our log or store."""
+class UntrackedAttempt:
+    """Untracked attempt that a node reports, with its cursor and phase. `is_in_log`: its job is in our log or store."""
 
     cursor: int
     phase: str
@@ -40,11 +42,12 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
+class StuckReservation:
     """Stuck reservation: Ray reserves resources of a node for a placement group that is gone. Monotonic seconds.
 
-    `since_s`: when that was first observed, `told_s`: when a launch last failed because of it, `restarted_s`: when the
-    node's restart was last requested. `closing`: no launches begin there, and running launches are waited for.
+    `since_s`: when that was first observed, `last_failed_s`: when a launch last failed because of it, `restarted_s`:
+    when the node's restart was last requested. `is_draining`: no launches begin there, and running launches are waited
+    for.
     """
 
     since_s: float
@@ -57,15 +60,16 @@ class Withheld:
 class Node:
     """State of a node. Times are monotonic seconds.
 
-    `heard_s`: time of its newest reply, or of its appearance. `listed_s`: when the newest list of its attempts was
-    requested, None before the first. `lost` is "" while Ray lists it as alive; `lost_s` is since when a lost node could
-    have returned. `refused`: why it cannot be used at all (another protocol); `broken`: why its agent cannot report
-    what runs there; `drains`: Ray's termination notice. `same_as`: its declared name, if another live node has that.
-    `failures`: the newest ones as (time, reason). `failing`: a failure was recorded since its last reply. `withheld`:
-    see core/leaked_devices.py. `cpus`: number of CPUs that Ray allocates there, 0 if unknown. `unmade`: number of times
-    in a row that its agent could not be started or ended without a reason. `resting_s`: when its agent was last ended
-    so that an autoscaler can remove the node, None while it should have an agent. `taken_s`: when a launch last failed
-    because another user of the Ray cluster holds devices there.
+    `last_contact_s`: time of its newest reply, or of its appearance. `list_requested_s`: when the newest list of its
+    attempts was requested, None before the first. `lost_reason` is "" while Ray lists it as alive; `lost_s` is since
+    when a lost node could have returned. `unsupported_reason`: why it cannot be used at all (another protocol);
+    `broken`: why its agent cannot report what runs there; `ray_drain_reason`: Ray's termination notice. `duplicate_of`:
+    its declared name, if another live node has that. `failures`: the newest ones as (time, reason). `in_failure`: a
+    failure was recorded since its last reply. `stuck`: see core/leaked_devices.py. `cpus`: number of CPUs that Ray
+    allocates there, 0 if unknown. `failed_agent_starts`: number of times in a row that its agent could not be started
+    or ended without a reason. `resting_s`: when its agent was last ended so that an autoscaler can remove the node,
+    None while it should have an agent. `foreign_use_s`: when a launch last failed because another user of the Ray
+    cluster holds devices there.
     """
 
     name: str
@@ -83,11 +87,11 @@ class Node:
     agent_error: str = ""
     ray_drain_reason: str = ""
     duplicate_of: str = ""
-    untracked: Mapping[str, Stranger] = field(default_factory=dict)
+    untracked: Mapping[str, UntrackedAttempt] = field(default_factory=dict)
     failures: tuple[tuple[float, str], ...] = ()
     in_failure: bool = False
     quarantined_until_s: float = 0.0
-    stuck: Withheld | None = None
+    stuck: StuckReservation | None = None
     cpus: float = 0.0
     failed_agent_starts: int = 0
     pool: str = ""
@@ -96,7 +100,9 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        return self.facts is not None and not (self.lost_reason or self.unsupported_reason or self.agent_error or self.resting)
+        return self.facts is not None and not (
+            self.lost_reason or self.unsupported_reason or self.agent_error or self.resting
+        )
 
     @property
     def resting(self) -> bool:
@@ -126,22 +132,22 @@ class Node:
         return now_s - self.last_contact_s
 
     def is_restarting(self, now_s: float) -> bool:
-        """Return True if a restart of the node was requested in the last RESTART_S seconds."""
-        return self.stuck is not None and now_s - self.stuck.restarted_s < RESTART_S
+        """Return True if a restart of the node was requested in the last NODE_RESTART_S seconds."""
+        return self.stuck is not None and now_s - self.stuck.restarted_s < NODE_RESTART_S
 
 
-def failed(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
+def record_failure(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
     """Record a failure of the node itself; the third within ten minutes puts it into quarantine.
 
     It is the same fault as the last failure if the node has not answered since, or if it began (`began_s`, None: now)
-    before that failure or up to ONE_FAULT_S after it.
+    before that failure or up to SAME_FAULT_S after it.
     """
-    recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
+    recent = tuple((at, why) for at, why in node.failures if now_s - at < QUARANTINE_WINDOW_S)
     since_s = now_s if began_s is None else began_s
-    if node.in_failure or (recent and since_s - recent[-1][0] < ONE_FAULT_S):
+    if node.in_failure or (recent and since_s - recent[-1][0] < SAME_FAULT_S):
         return replace(node, in_failure=True)
     recent = (*recent, (now_s, what))
-    until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
+    until_s = now_s + QUARANTINE_S if len(recent) >= MAX_FAILURES else node.quarantined_until_s
     return replace(node, failures=recent, in_failure=True, quarantined_until_s=until_s)
 
 
@@ -150,18 +156,18 @@ def away_reason(node: Node | None, now_s: float) -> str:
     if node is None:
         return "which has left the fleet"
     if node.lost_reason:
-        return f"which has been away for {told_s(max(now_s - node.lost_s, 0.0))}: {node.lost_reason}"
+        return f"which has been away for {duration_text(max(now_s - node.lost_s, 0.0))}: {node.lost_reason}"
     if node.unsupported_reason or node.agent_error:
         return f"which {node.unsupported_reason or node.agent_error}"
     if node.resting:
         return f"which is resting; to wake it, run `polyfleet node resume {node.name}`"
     silent_s = node.silent_s(now_s)
     if node.facts is None or silent_s > NODE_SILENT_S:
-        return f"which has not answered for {told_s(max(silent_s, 0.0))}"
+        return f"which has not answered for {duration_text(max(silent_s, 0.0))}"
     return ""
 
 
-def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
+def closed_reason(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     """Say why the node takes no jobs now, or ""."""
     if node.lost_reason:
         return f"node {node.name} is lost: {node.lost_reason}"
@@ -197,24 +203,24 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     return ""
 
 
-def useless(node: Node, drained: Mapping[str, str], now_s: float) -> bool:
+def is_unusable(node: Node, drained: Mapping[str, str], now_s: float) -> bool:
     """Return True if an existing node takes no jobs for a longer time."""
     broken = node.unsupported_reason or node.agent_error or node.duplicate_of or node.notice
     return bool(broken) or node.name in drained or node.quarantined_until_s > now_s
 
 
-def refusal(facts: NodeFacts) -> str:
+def unsupported_reason(facts: NodeFacts) -> str:
     """Say why the node cannot be used at all, or ""."""
     if facts.protocol == PROTOCOL:
         return ""
     return f"speaks protocol {facts.protocol}, but the server {PROTOCOL}: install the same Polyfleet version on both"
 
 
-def drained(events: Iterable[Event]) -> dict[str, str]:
+def drained_nodes(events: Iterable[Event]) -> dict[str, str]:
     """Return the nodes that users have drained, with the reasons."""
     reasons: dict[str, str] = {}
     for event in events:
-        name = event.job.removeprefix(OWNER)
+        name = event.job.removeprefix(OWNER_PREFIX)
         if event.event == "drained":
             reasons[name] = event.data.get("reason", "")
         elif event.event == "undrained":
@@ -222,16 +228,18 @@ def drained(events: Iterable[Event]) -> dict[str, str]:
     return reasons
 
 
-def leased(records: Iterable[Record]) -> Leased:
+def allocations(records: Iterable[Record]) -> Allocations:
     """Return the holder of each allocated device: devices id -> device number -> job."""
-    holders: Leased = defaultdict(dict)
+    holders: Allocations = defaultdict(dict)
     for record in records:
         for devices_id, numbers in record.live_attempt.allocation if record.live_attempt else ():
             holders[devices_id].update(dict.fromkeys(numbers, record.job.id))
     return holders
 
 
-def groups(facts: NodeFacts, name: str, reason: str, price_per_hour: float, allocated: Leased) -> list[Devices]:
+def device_groups(
+    facts: NodeFacts, name: str, reason: str, price_per_hour: float, allocated: Allocations
+) -> list[Devices]:
     """Group the equal devices of one node by kind.
 
     Devices that exist but cannot be used are not schedulable, with their reason; `reason` is why the whole node is not.

@@ -10,8 +10,8 @@ from orchestrator.core.draft import Control
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.exploration import Exploration
 from orchestrator.core.model import Devices, Job, Snapshot
-from orchestrator.core.nodes import useless
-from orchestrator.core.offer_plan import Answer, Asker, Growth, Leases, When
+from orchestrator.core.nodes import is_unusable
+from orchestrator.core.offer_plan import Allocation, Growth, PlaceEvaluation, PlaceEvaluator, When
 from orchestrator.core.placement_options import NO_DEVICES
 from orchestrator.core.score import price_per_item, score
 from orchestrator.core.states import State
@@ -37,7 +37,7 @@ class Offer:
     when: When
     wait: str
     chosen: bool
-    allocation: Leases
+    allocation: Allocation
     after: tuple[str, ...]
     ahead: int
     speed: str
@@ -60,7 +60,7 @@ def growth(control: Control, now_s: float) -> Growth:
     """Return the growth that the controller assumes when it requests nodes from the autoscaler."""
     unusable: dict[str, set[str]] = {}
     for node in control.nodes.values():
-        if not node.lost_reason and useless(node, control.drained, now_s):
+        if not node.lost_reason and is_unusable(node, control.drained, now_s):
             unusable.setdefault(node.pool, set()).add(node.name)
     until_s = {pool: entry.until_s for pool, entry in control.scaling.unavailable.items()}
     return Growth(control.scaling.groups, until_s, unusable)
@@ -70,7 +70,7 @@ def offers(job: Job, snapshot: Snapshot, may_grow: Growth | None = None) -> Offe
     """Return offers for `job`, which is not in the snapshot, in every place."""
     if not snapshot.possible:
         return Offers((), NO_DEVICES)
-    asker = Asker(replace(job, state=State.PENDING), snapshot, may_grow or Growth())
+    asker = PlaceEvaluator(replace(job, state=State.PENDING), snapshot, may_grow or Growth())
     evaluations = [
         asker.evaluate(index, want, devices)
         for index, want in enumerate(job.candidates)
@@ -78,7 +78,7 @@ def offers(job: Job, snapshot: Snapshot, may_grow: Growth | None = None) -> Offe
     ]
     explanation = explain(job, snapshot)
     ordered = list(_in_order(job, evaluations, snapshot))
-    chosen = _chosen(explanation, ordered)
+    chosen = _find_chosen(explanation, ordered)
     listed = [_offer(job, evaluation, snapshot, evaluation is chosen) for evaluation in ordered]
     return Offers(tuple(sorted(listed, key=lambda offer: not offer.chosen)), explanation.impossible)
 
@@ -91,7 +91,7 @@ def _places(devices: Iterable[Devices]) -> list[tuple[Devices, ...]]:
     return [tuple(by_place[place]) for place in sorted(by_place)]
 
 
-def _in_order(job: Job, evaluations: Iterable[Answer], snapshot: Snapshot) -> Iterator[Answer]:
+def _in_order(job: Job, evaluations: Iterable[PlaceEvaluation], snapshot: Snapshot) -> Iterator[PlaceEvaluation]:
     """Sort by `when`, then in the planner's own order."""
     evaluations = list(evaluations)
     explored = Exploration(snapshot)
@@ -103,7 +103,7 @@ def _in_order(job: Job, evaluations: Iterable[Answer], snapshot: Snapshot) -> It
         yield from (equal[number] for _, number in sorted(scored))
 
 
-def _chosen(explanation: Explanation, evaluations: Iterable[Answer]) -> Answer | None:
+def _find_chosen(explanation: Explanation, evaluations: Iterable[PlaceEvaluation]) -> PlaceEvaluation | None:
     """Return the answer that the plan of the job itself starts, or stops others for; else None."""
     start = explanation.would_start
     for evaluation in evaluations:
@@ -117,7 +117,7 @@ def _chosen(explanation: Explanation, evaluations: Iterable[Answer]) -> Answer |
     return None
 
 
-def _offer(job: Job, evaluation: Answer, snapshot: Snapshot, chosen: bool) -> Offer:
+def _offer(job: Job, evaluation: PlaceEvaluation, snapshot: Snapshot, chosen: bool) -> Offer:
     option = evaluation.option
     have, want = option.nodes[0], job.candidates[option.candidate]
     each = price_per_item(option, Rates.of(job, (option,), snapshot.throughput))
@@ -130,7 +130,7 @@ def _offer(job: Job, evaluation: Answer, snapshot: Snapshot, chosen: bool) -> Of
         min_count=evaluation.min_count,
         nodes=want.nodes,
         when=evaluation.when,
-        wait=_wait(evaluation),
+        wait=_wait_text(evaluation),
         chosen=chosen,
         allocation=evaluation.allocation,
         after=evaluation.after,
@@ -144,7 +144,7 @@ def _offer(job: Job, evaluation: Answer, snapshot: Snapshot, chosen: bool) -> Of
     )
 
 
-def _wait(evaluation: Answer) -> str:
+def _wait_text(evaluation: PlaceEvaluation) -> str:
     match evaluation.when:
         case When.PREEMPTS:
             stop = "stops" if len(evaluation.after) == 1 else "stop"

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from orchestrator.core.capacity import asked
+from orchestrator.core.capacity import request_key
 from orchestrator.core.demand import NodeGroup, demand
-from orchestrator.core.fit import EVER, least, refusal, right_kind, right_node, right_pool
-from orchestrator.core.gang import Option, islands, too_few_nodes
+from orchestrator.core.fit import PERMANENT_RULES, minimum_count, refusal_reason, right_kind, right_node, right_pool
+from orchestrator.core.gang import PlacementOption, islands, too_few_nodes_reason
 from orchestrator.core.model import Candidate, Devices, Job, Plan, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.policies.fifo import fifo
 
-Leases = tuple[tuple[str, tuple[int, ...]], ...]
+Allocation = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class When(StrEnum):
@@ -37,19 +37,19 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlaceEvaluation:
     """Result for one place. `option` is what the job would get, as far as known."""
 
-    option: Option
+    option: PlacementOption
     when: When
     min_count: int
-    allocation: Leases = ()
+    allocation: Allocation = ()
     after: tuple[str, ...] = ()
     ahead: int = 0
     reason: str = ""
 
 
-class Asker:
+class PlaceEvaluator:
     """Runs the planner for one job and many places."""
 
     def __init__(self, job: Job, snapshot: Snapshot, may_grow: Growth):
@@ -58,31 +58,35 @@ class Asker:
         queue = fifo(self._with_job(job))
         self._ahead = queue[: next(number for number, one in enumerate(queue) if one.id == job.id)]
 
-    def evaluate(self, index: int, want: Candidate, devices: tuple[Devices, ...]) -> Answer:
+    def evaluate(self, index: int, want: Candidate, devices: tuple[Devices, ...]) -> PlaceEvaluation:
         """Plan the job in one place. `devices` include those of nodes that may be started there."""
-        suitable = [have for have in devices if not refusal(want, have, EVER)]
+        suitable = [have for have in devices if not refusal_reason(want, have, PERMANENT_RULES)]
         by_island = islands(want, suitable)
         if not any(len(nodes) >= want.nodes for nodes in by_island.values()):
-            reason = too_few_nodes(want, by_island) or refusal(want, devices[0], EVER)
-            is_other = all(refusal(want, have, (right_kind, right_pool, right_node)) for have in devices)
-            requested = Option(index, want.count, devices[: want.nodes])
-            return Answer(requested, When.NOT_ASKED_FOR if is_other else When.NEVER, want.min_count, reason=reason)
+            reason = too_few_nodes_reason(want, by_island) or refusal_reason(want, devices[0], PERMANENT_RULES)
+            is_other = all(refusal_reason(want, have, (right_kind, right_pool, right_node)) for have in devices)
+            requested = PlacementOption(index, want.count, devices[: want.nodes])
+            return PlaceEvaluation(
+                requested, When.NOT_ASKED_FOR if is_other else When.NEVER, want.min_count, reason=reason
+            )
         restricted, snapshot = self._restricted_to(want, devices[0])
         next_plan = plan(snapshot)
         start = next((s for s in next_plan.start if s.job == restricted.id), None)
         if start:
             by_id = {have.id: have for have in devices}
-            granted = Option(
+            granted = PlacementOption(
                 index, len(start.allocation[0][1]), tuple(by_id[devices_id] for devices_id, _ in start.allocation)
             )
-            return Answer(granted, When.NOW, granted.count, start.allocation)
+            return PlaceEvaluation(granted, When.NOW, granted.count, start.allocation)
         after = tuple(p.victim for p in next_plan.preempt if p.job == restricted.id)
         when, reason = (When.PREEMPTS, "") if after else self._waiting_state(snapshot, next_plan, suitable)
         why = next_plan.why_not[restricted.id]
         plan_reason = why.get((0, "")) or next((why[0, have.id] for have in suitable if (0, have.id) in why), "")
         ahead = self._count_rivals(next_plan, suitable)
         possible = _option(index, want, suitable)
-        return Answer(possible, when, least(want, suitable[0]), (), after, ahead, reason or plan_reason)
+        return PlaceEvaluation(
+            possible, when, minimum_count(want, suitable[0]), (), after, ahead, reason or plan_reason
+        )
 
     def _restricted_to(self, want: Candidate, devices_there: Devices) -> tuple[Job, Snapshot]:
         """Return a job that accepts only this kind and pool, and its snapshot.
@@ -122,15 +126,17 @@ class Asker:
         cache: dict[tuple[object, ...], bool] = {}
 
         def accepts(want: Candidate) -> bool:
-            key = asked(want)
+            key = request_key(want)
             if key not in cache:
-                cache[key] = any(not refusal(want, have, EVER) for have in suitable)
+                cache[key] = any(not refusal_reason(want, have, PERMANENT_RULES) for have in suitable)
             return cache[key]
 
         return sum(job.id not in elsewhere and any(map(accepts, job.candidates)) for job in self._ahead)
 
 
-def _option(index: int, want: Candidate, devices: Iterable[Devices]) -> Option:
+def _option(index: int, want: Candidate, devices: Iterable[Devices]) -> PlacementOption:
     """Return the most that the job could get there."""
     largest = sorted(devices, key=lambda have: -have.total)[: want.nodes]
-    return Option(index, largest[0].total if want.exclusive else min(want.count, largest[-1].total), tuple(largest))
+    return PlacementOption(
+        index, largest[0].total if want.exclusive else min(want.count, largest[-1].total), tuple(largest)
+    )

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from orchestrator.core import attempt_stops, autoscaler, epoch_guard, fold, nodes
-from orchestrator.core.attempts import live_of, node_of
+from orchestrator.core.attempts import attempt_of, node_of
 from orchestrator.core.draft import Control, Draft
-from orchestrator.core.explain import never
-from orchestrator.core.fit import EVER, other_vendor, refusal
-from orchestrator.core.launch_orders import Share, launch
+from orchestrator.core.explain import impossible_reason
+from orchestrator.core.fit import PERMANENT_RULES, refusal_reason, vendor_change_reason
+from orchestrator.core.launch_orders import NodeShare, launch_command
 from orchestrator.core.messages import Now, Tick
 from orchestrator.core.model import Devices, Job, Plan, Snapshot
 from orchestrator.core.plan import plan
@@ -17,20 +17,22 @@ from orchestrator.core.suspicion import lease_s
 from orchestrator.core.throughput import Throughput
 from orchestrator.core.timing import LEASE_MARGIN_S
 
-STARTS_AT_ONCE = 100
+MAX_STARTS = 100
 """Maximum starts per plan: with 1,000 nodes each takes some milliseconds, and replies of agents wait meanwhile."""
 
 PLAN_EVERY_S = 2.0
 """Seconds between plans without a change: pauses end, nodes become silent, measurements arrive."""
 
-AGAIN_S = 0.05
+MIN_INTERVAL_S = 0.05
 """Shortest time between two plans in seconds."""
 
-FEW = 200
-REST_PER_JOB_S = 50e-6
-"""Added to AGAIN_S for each open job beyond FEW, because planning takes microseconds per job and blocks the thread."""
+FREE_JOBS = 200
+INTERVAL_PER_JOB_S = 50e-6
+"""Added to MIN_INTERVAL_S for each open job beyond FEW, because planning takes microseconds per job and blocks the
+thread.
+"""
 
-RETURNS_S = 300.0
+NODE_RETURN_S = 300.0
 """Seconds in which a lost node may return: this server restarts its own nodes within seconds, an autoscaler or the
 machine's owner in minutes.
 """
@@ -38,12 +40,12 @@ machine's owner in minutes.
 
 def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
     """Return the input of a plan: the present state."""
-    allocated = nodes.leased(control.records[job] for job in control.attempts)
+    allocated = nodes.allocations(control.records[job] for job in control.attempts)
     devices = [d for node in control.nodes.values() for d in devices_of(node, control, now.s, allocated)]
     return Snapshot(
         now.s,
         tuple(devices),
-        waiting(control, now.s),
+        waiting_jobs(control, now.s),
         fold.running(control.records[job] for job in control.attempts),
         throughput,
         control.paused_until_s,
@@ -61,25 +63,25 @@ def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
     )
 
 
-def devices_of(node: nodes.Node, control: Control, now_s: float, allocated: nodes.Leased) -> list[Devices]:
+def devices_of(node: nodes.Node, control: Control, now_s: float, allocated: nodes.Allocations) -> list[Devices]:
     if node.facts is None:
         return []
-    reason = nodes.closed(node, control.drained, now_s)
-    return nodes.groups(node.facts, node.name, reason, control.prices.get(node.facts.pool, 0.0), allocated)
+    reason = nodes.closed_reason(node, control.drained, now_s)
+    return nodes.device_groups(node.facts, node.name, reason, control.prices.get(node.facts.pool, 0.0), allocated)
 
 
-def waiting(control: Control, now_s: float) -> tuple[Job, ...]:
+def waiting_jobs(control: Control, now_s: float) -> tuple[Job, ...]:
     """Return the jobs to place, without those that may have a running attempt: two never run at the same time."""
-    blocked = maybe_running(control, now_s)
+    blocked = possibly_running(control, now_s)
     storages = {node.name: node.facts.storage_id for node in control.nodes.values() if node.facts}
     return tuple(
-        _near(record, storages)
+        _with_checkpoint_storages(record, storages)
         for record in control.records.values()
         if record.job.state in WAITING and record.job.id not in control.attempts and record.job.id not in blocked
     )
 
 
-def _near(record: fold.Record, storages: Mapping[str, str]) -> Job:
+def _with_checkpoint_storages(record: fold.Record, storages: Mapping[str, str]) -> Job:
     """Return the job with the known storages that hold its newest checkpoint."""
     if record.checkpoint is None:
         return record.job
@@ -88,12 +90,12 @@ def _near(record: fold.Record, storages: Mapping[str, str]) -> Job:
     return replace(record.job, checkpoint_in=tuple(sorted(storage_ids - {""})))
 
 
-def maybe_running(control: Control, now_s: float) -> dict[str, str]:
+def possibly_running(control: Control, now_s: float) -> dict[str, str]:
     """Return a reason for each job with an attempt that does not count, but may still run."""
-    return epoch_guard.waits(control, now_s) | running_elsewhere(control, now_s)
+    return epoch_guard.guard_reasons(control, now_s) | running_untracked(control, now_s)
 
 
-def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
+def running_untracked(control: Control, now_s: float) -> dict[str, str]:
     """Return a reason for each job with an untracked attempt that its node reported as not ended.
 
     On a silent node it counts as ended after one lease, if a fence is above it (nothing renews the lease then) or if
@@ -114,9 +116,9 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
     return reasons
 
 
-def place(draft: Draft, tick: Tick) -> None:
+def plan_and_apply(draft: Draft, tick: Tick) -> None:
     """Make a plan if one is due and apply it: place, preempt, refuse jobs that can never run, and request nodes."""
-    autoscaler.told(draft, tick)
+    autoscaler.update_groups(draft, tick)
     now, before = draft.now, draft.finish()
     file_changed = (tick.policy, tick.projects) != (before.policy, before.projects)
     changed = before.needs_plan or tick.problem != before.problem or file_changed
@@ -129,20 +131,20 @@ def place(draft: Draft, tick: Tick) -> None:
         return
     current = snapshot(control, now, tick.throughput)
     full = now.s - control.full_plan_s >= control.policy.every_s
-    next_plan = _with_reasons(control, plan(current, full=full, most=STARTS_AT_ONCE), now)
+    next_plan = _with_reasons(control, plan(current, full=full, most=MAX_STARTS), now)
     draft.change(plan=next_plan, memory=next_plan.memory, planned_s=now.s, changed=False)
     if full:
         draft.change(decided_s=now.s)
     if not tick.problem:
         _apply(draft, next_plan, {d.id: d for d in current.devices})
-        _refuse(draft, current, tick)
-        next_plan = autoscaler.look(draft, current, next_plan, tick)
+        _fail_impossible(draft, current, tick)
+        next_plan = autoscaler.review(draft, current, next_plan, tick)
         draft.change(plan=next_plan, planned_s=now.s)
 
 
 def _with_reasons(control: Control, next_plan: Plan, now: Now) -> Plan:
     """Return the plan with reasons for the waiting jobs that are not part of it."""
-    blocked = maybe_running(control, now.s).items()
+    blocked = possibly_running(control, now.s).items()
     reasons = {job: {(0, ""): why} for job, why in blocked if control.records[job].job.state in WAITING}
     return replace(next_plan, why_not=next_plan.why_not | reasons) if reasons else next_plan
 
@@ -150,8 +152,8 @@ def _with_reasons(control: Control, next_plan: Plan, now: Now) -> Plan:
 def _due_s(control: Control, changed: bool) -> float:
     """Return when the next plan is due."""
     pause_ends_s = [until_s for until_s in control.paused_until_s.values() if until_s > control.planned_s]
-    extra_jobs = max(0, len(control.records) - FEW)
-    rested_s = control.planned_s + min(AGAIN_S + extra_jobs * REST_PER_JOB_S, PLAN_EVERY_S)
+    extra_jobs = max(0, len(control.records) - FREE_JOBS)
+    rested_s = control.planned_s + min(MIN_INTERVAL_S + extra_jobs * INTERVAL_PER_JOB_S, PLAN_EVERY_S)
     if changed:
         return rested_s
     return max(rested_s, min([control.planned_s + PLAN_EVERY_S, *pause_ends_s]))
@@ -162,16 +164,16 @@ def _apply(draft: Draft, next_plan: Plan, devices: dict[str, Devices]) -> None:
         have = devices[start.allocation[0][0]]
         job = draft.records[start.job].job
         if not draft.record(fold.placed(job, start, have.kind, have.pool, draft.now.wall_s)):
-            _begin(draft, start.job, devices)
+            _start_attempt(draft, start.job, devices)
     for preempt in next_plan.preempt:
         victim = draft.records[preempt.victim].job
         if not draft.event(victim.id, "preempted", victim.epoch, reason=preempt.reason, by=preempt.job):
-            attempt_stops.look_after(draft, victim.id)
+            attempt_stops.review(draft, victim.id)
 
 
-def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
+def _start_attempt(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     record = draft.records[job]
-    attempt = live_of(record, draft.now.s, launching=True)
+    attempt = attempt_of(record, draft.now.s, launching=True)
     assert attempt is not None
     draft.paused_until_s.pop(job)
     draft.add_attempt(attempt)
@@ -180,38 +182,50 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     for part in attempt.parts:
         node = draft.nodes[node_of(part.devices_id)]
         assert node.facts is not None
-        shares.append(Share(devices[part.devices_id], part.numbers, node.facts, node.cpus))
-    draft.command(launch(record, shares, fenced=draft.raised_fences.get(job) == record.job.epoch))
+        shares.append(NodeShare(devices[part.devices_id], part.numbers, node.facts, node.cpus))
+    draft.command(launch_command(record, shares, fenced=draft.raised_fences.get(job) == record.job.epoch))
 
 
-def _refuse(draft: Draft, current: Snapshot, tick: Tick) -> None:
+def _fail_impossible(draft: Draft, current: Snapshot, tick: Tick) -> None:
     """End jobs with `on_disconnect: stop` that no device can ever run; other such jobs keep waiting.
 
     Nothing is decided while the devices of a node that exists or may return are unknown.
     """
     now_s, existing = draft.now.s, draft.nodes.values()
-    lost_for_good = {node.name for node in existing if node.lost_reason and now_s - node.lost_s > RETURNS_S}
+    lost_for_good = {node.name for node in existing if node.lost_reason and now_s - node.lost_s > NODE_RETURN_S}
     is_incomplete = any(node.facts is None and node.name not in lost_for_good for node in existing)
-    rejoining = tick.recorded if now_s - draft.control.joined_s <= RETURNS_S else frozenset()
-    if is_incomplete or (tick.expected | rejoining) - {node.name for node in existing if not node.lost_reason} or not existing:
+    rejoining = tick.recorded if now_s - draft.control.joined_s <= NODE_RETURN_S else frozenset()
+    if (
+        is_incomplete
+        or (tick.expected | rejoining) - {node.name for node in existing if not node.lost_reason}
+        or not existing
+    ):
         return
     usable = [have for have in current.possible if have.node not in lost_for_good]
     lost_devices = [have for have in current.devices if have.node in lost_for_good]
     for job in current.jobs:
-        if job.recovery.on_disconnect == "stop" and job.id not in draft.attempts and (why := _impossible(job, usable)):
-            why = "; ".join(filter(None, (why, _could_use(job, lost_devices), "recovery.on_disconnect is stop")))
+        if (
+            job.recovery.on_disconnect == "stop"
+            and job.id not in draft.attempts
+            and (why := _impossible_reason(job, usable))
+        ):
+            why = "; ".join(filter(None, (why, _lost_nodes_note(job, lost_devices), "recovery.on_disconnect is stop")))
             draft.event(job.id, "refused", job.epoch, reason=why)
 
 
-def _impossible(job: Job, usable: list[Devices]) -> str:
-    if why := never(job, usable):
+def _impossible_reason(job: Job, usable: list[Devices]) -> str:
+    if why := impossible_reason(job, usable):
         return why
-    if never(job, [have for have in usable if not other_vendor(job, have)]):
+    if impossible_reason(job, [have for have in usable if not vendor_change_reason(job, have)]):
         return f"no {job.backend} devices are left; the job last ran on them, and recovery.cross_vendor is false"
     return ""
 
 
-def _could_use(job: Job, lost_devices: Iterable[Devices]) -> str:
-    suitable = {have.node for have in lost_devices if not all(refusal(want, have, EVER) for want in job.candidates)}
+def _lost_nodes_note(job: Job, lost_devices: Iterable[Devices]) -> str:
+    suitable = {
+        have.node
+        for have in lost_devices
+        if not all(refusal_reason(want, have, PERMANENT_RULES) for want in job.candidates)
+    }
     nodes_lost = ", ".join(sorted(suitable)[:3])
-    return f"{nodes_lost} could run it, but was lost more than {RETURNS_S / 60:.0f} minutes ago" if suitable else ""
+    return f"{nodes_lost} could run it, but was lost more than {NODE_RETURN_S / 60:.0f} minutes ago" if suitable else ""

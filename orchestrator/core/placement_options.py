@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.core import backfill
-from orchestrator.core.capacity import Room
-from orchestrator.core.fit import REQUESTED, enough_free, least, other_vendor, refusal
-from orchestrator.core.gang import Option, option, too_few_nodes
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.fit import REQUEST_RULES, enough_free, minimum_count, refusal_reason, vendor_change_reason
+from orchestrator.core.gang import PlacementOption, best_option, too_few_nodes_reason
 from orchestrator.core.model import Candidate, Devices, Job
 from orchestrator.core.placement_slots import Island, Place
 
@@ -17,24 +17,24 @@ MAX_NAMED = 2
 NO_DEVICES = "no node has reported its devices yet"
 
 
-def there(job: Job, place: Place, capacity: Room, nodes: tuple[str, ...] = ()) -> Option | None:
+def option_at(job: Job, place: Place, capacity: FreeCapacity, nodes: tuple[str, ...] = ()) -> PlacementOption | None:
     """Return an option at exactly `place` if it is free, else None; only on `nodes` (devices ids) if any are given."""
     want = job.candidates[place.candidate]
     exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
     if capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
-    able = backfill.nodes_of(job, place, capacity)
+    able = backfill.nodes_at(job, place, capacity)
     able = [have for have in able if have.id in nodes] if nodes else able
-    need = least(exact, able[0]) if able else 0
+    need = minimum_count(exact, able[0]) if able else 0
     fits = [have for have in capacity.memory.limit_free(exact, able, need) if len(have.free) >= need]
-    return option(place.candidate, exact, fits, job)
+    return best_option(place.candidate, exact, fits, job)
 
 
-def options_of(job: Job, capacity: Room) -> list[Option]:
+def list_options(job: Job, capacity: FreeCapacity) -> list[PlacementOption]:
     """Return where `job` could start now: the best option of each candidate and island."""
     fewest = job.objective == "cost"
     options = [
-        option(index, own, nodes, job, fewest)
+        best_option(index, own, nodes, job, fewest)
         for index, want in enumerate(job.candidates)
         for nodes in _fits(index, want, job, capacity).values()
         if (own := capacity.quota.narrow(job, want, nodes[0]))  # an island has one kind
@@ -42,19 +42,21 @@ def options_of(job: Job, capacity: Room) -> list[Option]:
     return [one for one in options if one]
 
 
-def _fits(index: int, want: Candidate, job: Job, capacity: Room) -> dict[Island, list[Devices]]:
+def _fits(index: int, want: Candidate, job: Job, capacity: FreeCapacity) -> dict[Island, list[Devices]]:
     """Return, by island, the nodes with enough free devices and memory for their part of the candidate."""
     by_island: dict[Island, list[Devices]] = {}
     for island, ids in capacity.candidate_nodes(want).islands.items():
         first = capacity.devices[ids[0]]  # an island has one vendor, and equal nodes if `exclusive`
-        if not other_vendor(job, first):
-            need = least(want, first)
+        if not vendor_change_reason(job, first):
+            need = minimum_count(want, first)
             able = [have for i in ids if len((have := capacity.devices[i]).free) >= need]
-            by_island[island] = [have for have in capacity.memory.limit_free(want, able, need) if len(have.free) >= need]
+            by_island[island] = [
+                have for have in capacity.memory.limit_free(want, able, need) if len(have.free) >= need
+            ]
     return {island: nodes for island, nodes in by_island.items() if nodes}
 
 
-def refusals(job: Job, capacity: Room) -> Reasons:
+def refusal_reasons(job: Job, capacity: FreeCapacity) -> Reasons:
     """Return the reasons against all devices and islands; last, those against devices of kinds not asked for."""
     if not capacity.devices:
         return {(index, ""): NO_DEVICES for index in range(len(job.candidates))}
@@ -63,20 +65,24 @@ def refusals(job: Job, capacity: Room) -> Reasons:
     for index, want in enumerate(job.candidates):
         places = capacity.candidate_nodes(want)
         for why, ids in places.refused:
-            also = not_requested if refusal(want, capacity.devices[ids[0]], REQUESTED) else reasons
+            also = not_requested if refusal_reason(want, capacity.devices[ids[0]], REQUEST_RULES) else reasons
             also |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
         for devices_id in (devices_id for ids in places.islands.values() for devices_id in ids):
             have = capacity.devices[devices_id]
-            why = other_vendor(job, have) or capacity.quota.minimum_refusal(job, want, have) or enough_free(want, have)
-            if why := why or capacity.memory.refusal_reason(want, have, least(want, have)):
+            why = (
+                vendor_change_reason(job, have)
+                or capacity.quota.minimum_refusal(job, want, have)
+                or enough_free(want, have)
+            )
+            if why := why or capacity.memory.refusal_reason(want, have, minimum_count(want, have)):
                 reasons[index, devices_id] = why + capacity.reservation_note(devices_id)
         fits = _fits(index, want, job, capacity)
-        if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):
+        if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes_reason(want, fits)):
             reasons[index, ""] = short
     return reasons | not_requested
 
 
-def whole(job: Job, reasons: Reasons) -> str:
+def fleet_reasons(job: Job, reasons: Reasons) -> str:
     """Return the reasons that concern the whole fleet, e.g. what the job waits for; "" if there are none."""
     each = (reasons.get((index, ""), "") for index in range(len(job.candidates)))
     return "; ".join(list(dict.fromkeys(filter(None, each)))[:MAX_NAMED])
@@ -87,14 +93,16 @@ def summary(job: Job, reasons: Reasons) -> str:
 
     Devices that the job asks for come first.
     """
-    if general := whole(job, reasons):
+    if general := fleet_reasons(job, reasons):
         return general
     each = list(dict.fromkeys(f"{devices_id} {text}" for (_, devices_id), text in reasons.items()))
     more = [f"`polyfleet explain` shows {len(each) - MAX_NAMED} more"] if len(each) > MAX_NAMED else []
     return "; ".join([*each[:MAX_NAMED], *more])
 
 
-def noted(why_not: Mapping[str, Reasons], notes: Mapping[str, Mapping[tuple[int, str], str]]) -> dict[str, Reasons]:
+def with_notes(
+    why_not: Mapping[str, Reasons], notes: Mapping[str, Mapping[tuple[int, str], str]]
+) -> dict[str, Reasons]:
     """Return `why_not` with notes about nodes that may be started for these jobs put before the reasons."""
     both = {
         job: why | {key: _joined(text, why.get(key, "")) for key, text in notes[job].items()}

@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class PlaceReservation:
     """Reservation of `place` for a job until `until_s` (monotonic), while others stop for it or it moves there."""
 
     place: Place
@@ -41,7 +41,7 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlanMemory:
     """State passed from one plan to the next; it may be empty.
 
     `work` are prices of the work by island, `devices` those of devices by priority and island (see core/planner).
@@ -53,7 +53,7 @@ class Memory:
 
     work: Mapping[Island, float] = field(default_factory=dict)
     devices: Mapping[int, Mapping[Island, float]] = field(default_factory=dict)
-    reserved: Mapping[str, Reserved] = field(default_factory=dict)
+    reserved: Mapping[str, PlaceReservation] = field(default_factory=dict)
     fault: str = ""
     gap: float = 0.0
     drains_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)

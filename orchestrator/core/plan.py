@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from orchestrator.core import backfill, exchanges, moves, tiers
-from orchestrator.core.capacity import Room
-from orchestrator.core.expected_duration import expected, tier
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.expected_duration import expectation, tier
 from orchestrator.core.exploration import Exploration
-from orchestrator.core.gang import Option
+from orchestrator.core.gang import PlacementOption
 from orchestrator.core.model import Job, Plan, Preempt, Snapshot, Start
-from orchestrator.core.placement_options import Reasons, options_of, refusals, there
-from orchestrator.core.placement_slots import Place, Reserved
-from orchestrator.core.planner.job_order import Leave, Turn, turn
+from orchestrator.core.placement_options import Reasons, list_options, option_at, refusal_reasons
+from orchestrator.core.placement_slots import Place, PlaceReservation
+from orchestrator.core.planner.job_order import LeavingJob, TierDecision, decide_tier
 from orchestrator.core.policies import fifo
 from orchestrator.core.score import reason, score
 from orchestrator.core.throughput import Rates
@@ -24,7 +24,7 @@ from orchestrator.core.throughput import Rates
 Shape = tuple[object, ...]
 """Key that is equal for jobs that a plan treats alike."""
 
-IN_ORDER = frozenset({"fifo", "priority"})
+ORDER_POLICIES = frozenset({"fifo", "priority"})
 
 
 def plan(snapshot: Snapshot, *, full: bool = False, most: int | None = None) -> Plan:
@@ -40,25 +40,29 @@ def plan(snapshot: Snapshot, *, full: bool = False, most: int | None = None) -> 
 class _Planning:
     def __init__(self, snapshot: Snapshot, full: bool, most: int | None):
         self.snapshot, self.full, self.max_starts = snapshot, full, most
-        self.capacity, self.expect, self.exploration = Room(snapshot), expected(snapshot), Exploration(snapshot)
+        self.capacity, self.expect, self.exploration = (
+            FreeCapacity(snapshot),
+            expectation(snapshot),
+            Exploration(snapshot),
+        )
         self.start: list[Start] = []
         self.preempt: list[Preempt] = []
         self.why_not: dict[str, Reasons] = {}
         self.with_reservation: set[str] = set()
         self.blocked_shapes: dict[Shape, tuple[int, Reasons]] = {}
         self.full_shapes: dict[Shape, int] = {}
-        self.memory = replace(snapshot.memory, reserved=moves.still(snapshot))
+        self.memory = replace(snapshot.memory, reserved=moves.current_reservations(snapshot))
         self.value = self.bound = 0.0
         self.decided = False
 
     def plan(self) -> Plan:
-        moves.keep_for_those_that_stop(self.snapshot, self.memory.reserved, self.capacity)
+        moves.reserve_for_moving(self.snapshot, self.memory.reserved, self.capacity)
         queue = fifo.fifo(self.snapshot)
-        pauses = tiers.pauses(queue, self.snapshot)
+        pauses = tiers.pause_reasons(queue, self.snapshot)
         self.why_not |= pauses
         waiting = [job for job in queue if job.id not in pauses] if pauses else queue
-        by_value = self.snapshot.policy not in IN_ORDER
-        movable = moves.movable(self.snapshot, self.capacity) if self.full and by_value else []
+        by_value = self.snapshot.policy not in ORDER_POLICIES
+        movable = moves.movable_attempts(self.snapshot, self.capacity) if self.full and by_value else []
         for at, jobs in tiers.tiers(waiting, self.snapshot, movable):
             if self.is_full:
                 break
@@ -72,7 +76,7 @@ class _Planning:
         return len(self.start) == self.max_starts
 
     def _tier(self, at: int, jobs: list[Job]) -> None:
-        if self.snapshot.policy in IN_ORDER:
+        if self.snapshot.policy in ORDER_POLICIES:
             self._place_all(jobs)
             return
         ahead = self._priority_jobs(at, jobs)
@@ -80,14 +84,16 @@ class _Planning:
             self._place_reserved(job)
         ahead_ids = {job.id for job in ahead}
         left = [job for job in jobs if job.id not in ahead_ids] if ahead_ids else jobs
-        movable = [r for r in moves.movable(self.snapshot, self.capacity) if r.priority == at] if self.full else []
+        movable = (
+            [r for r in moves.movable_attempts(self.snapshot, self.capacity) if r.priority == at] if self.full else []
+        )
         if not left and not movable:
             return
         if not self.decided:
             self.memory = replace(self.memory, fault="")  # only failures in this plan count
         self.decided = True
         snapshot = replace(self.snapshot, memory=self.memory)
-        decision = turn(snapshot, left, movable, self.capacity, at, self.expect, self.full)
+        decision = decide_tier(snapshot, left, movable, self.capacity, at, self.expect, self.full)
         self.memory, self.value, self.bound = decision.memory, self.value + decision.value, self.bound + decision.bound
         scattered = self._place_as_decided(decision)
         self._move(decision.leaves)
@@ -101,7 +107,7 @@ class _Planning:
         """Return jobs for which attempts were stopped, then jobs that have waited too long."""
         drains_s = self.memory.drains_s.get(at, ())
         reserved = [job for job in jobs if job.id in self.memory.reserved]
-        starving = (job for job in jobs if moves.starves(job, self.snapshot, self.expect, drains_s))
+        starving = (job for job in jobs if moves.is_starving(job, self.snapshot, self.expect, drains_s))
         return [*reserved, *(job for job in starving if job.id not in self.memory.reserved)]
 
     def _place_all(self, jobs: Iterable[Job]) -> None:
@@ -141,15 +147,15 @@ class _Planning:
 
     def _place_reserved(self, job: Job) -> None:
         reserved = self.memory.reserved.get(job.id)
-        if not self.is_full and not (reserved and self._placed_there(job, reserved.place, moves.NOBODY)):
+        if not self.is_full and not (reserved and self._placed_there(job, reserved.place, moves.NO_LEAVING_JOBS)):
             self._place(job)
 
-    def _place_as_decided(self, decision: Turn) -> list[Job]:
+    def _place_as_decided(self, decision: TierDecision) -> list[Job]:
         """Start jobs at the places of the policy's decision; return those for which that failed.
 
         Enough may be free for them, but not on suitable nodes. Jobs with decided nodes come first.
         """
-        leaves, left = moves.Leaves(decision.leaves), []
+        leaves, left = moves.LeavingJobs(decision.leaves), []
         for job in sorted(decision.first, key=lambda j: not (j.id in decision.nodes and j.id in decision.strict)):
             if self.is_full:
                 break
@@ -157,33 +163,35 @@ class _Planning:
                 left.append(job)
         return left
 
-    def _placed_as(self, job: Job, decision: Turn, leaves: moves.Leaves) -> bool:
+    def _placed_as(self, job: Job, decision: TierDecision, leaves: moves.LeavingJobs) -> bool:
         place, strictly = decision.places[job.id], job.id in decision.strict
         if strictly and self._placed_there(job, place, leaves, decision.nodes.get(job.id, ())):
             return True
         return self._try_start(job) or (not strictly and self._reserve_there(job, place, leaves))
 
-    def _placed_there(self, job: Job, place: Place, leaves: moves.Leaves, nodes: tuple[str, ...] = ()) -> bool:
-        if option := there(job, place, self.capacity, nodes) or (there(job, place, self.capacity) if nodes else None):
+    def _placed_there(self, job: Job, place: Place, leaves: moves.LeavingJobs, nodes: tuple[str, ...] = ()) -> bool:
+        if option := option_at(job, place, self.capacity, nodes) or (
+            option_at(job, place, self.capacity) if nodes else None
+        ):
             self._start(job, option)
         return bool(option) or self._reserve_there(job, place, leaves)
 
-    def _reserve_there(self, job: Job, place: Place, leaves: moves.Leaves) -> bool:
+    def _reserve_there(self, job: Job, place: Place, leaves: moves.LeavingJobs) -> bool:
         """Return True if attempts stop for the job at `place`, from now on or already, and then nothing is missing."""
         equals, reserved = leaves.up_to(job.priority), job.id in self.memory.reserved
-        if not (reserved or backfill.could_stop(job, self.capacity, equals)):
+        if not (reserved or backfill.can_stop_any(job, self.capacity, equals)):
             return False
-        reservation = backfill.claim_at(job, place, self.capacity, equals)
+        reservation = backfill.reservation_at(job, place, self.capacity, equals)
         if reservation is None or reservation.missing or not (reservation.victims or reserved):
             return False
         why = leaves.reasons(job, reservation, self.expect)
         self.preempt += backfill.apply(job, reservation, self.capacity, why)
         self.with_reservation.add(job.id)
-        self.why_not[job.id] = {(reservation.candidate, ""): backfill.sentence(reservation, self.capacity, why)}
+        self.why_not[job.id] = {(reservation.candidate, ""): backfill.waiting_sentence(reservation, self.capacity, why)}
         self._reserve(job.id, place)
         return True
 
-    def _start(self, job: Job, best: Option, rates: Rates | None = None) -> None:
+    def _start(self, job: Job, best: PlacementOption, rates: Rates | None = None) -> None:
         rates = rates or Rates.of(job, [best], self.snapshot.throughput, self.snapshot.history)
         self.exploration.count_start(job, best)
         self.capacity.allocate(job.candidates[best.candidate], best)
@@ -214,29 +222,31 @@ class _Planning:
     def _wait(self, job: Job, shape: Shape) -> None:
         before, reasons = self.blocked_shapes.get(shape, (-1, {}))
         if before != self.capacity.version:  # else a job of this shape was blocked, and nothing has changed since
-            before, reasons = self.capacity.version, refusals(job, self.capacity)
+            before, reasons = self.capacity.version, refusal_reasons(job, self.capacity)
             self._try_reserve(job, reasons)
             self.blocked_shapes[shape] = (before, reasons)
         self.why_not[job.id] = reasons
 
     def _try_reserve(self, job: Job, reasons: Reasons, own: bool = False) -> None:
         """Reserve devices for the job. `own`: attempts of its project may stop for it although it may borrow."""
-        if reservation := backfill.claim(job, self.capacity, own):
+        if reservation := backfill.find_reservation(job, self.capacity, own):
             self.preempt += backfill.apply(job, reservation, self.capacity)
             self.with_reservation.add(job.id)
-            reasons[reservation.candidate, ""] = backfill.sentence(reservation, self.capacity, self.capacity.quota.borrowed)
+            reasons[reservation.candidate, ""] = backfill.waiting_sentence(
+                reservation, self.capacity, self.capacity.quota.borrowed
+            )
         elif not own:
-            backfill.keep_quota(job, self.capacity)
+            backfill.reserve_quota(job, self.capacity)
 
     def _try_start(self, job: Job) -> bool:
-        if options := options_of(job, self.capacity):
+        if options := list_options(job, self.capacity):
             explored_kinds = self.exploration.explored_kinds(job, options)
             rates = Rates.of(job, options, self.snapshot.throughput, self.snapshot.history, explored_kinds)
             self._start(job, min(options, key=lambda o: score(job, o, rates)), rates)
         return bool(options)
 
-    def _move(self, leaves: Mapping[str, Leave]) -> None:
-        for move in exchanges.worth(leaves, self.snapshot, self.capacity):
+    def _move(self, leaves: Mapping[str, LeavingJob]) -> None:
+        for move in exchanges.profitable_moves(leaves, self.snapshot, self.capacity):
             job, place = move.leave.attempt.spec, move.leave.place
             assert place is not None and job is not None
             if self.capacity.quota.refusal_reason(job, place.devices, place.island.kind, move.leave.attempt):
@@ -245,16 +255,16 @@ class _Planning:
             self.capacity.count_as_stopping(move.leave.attempt)
             for victim in move.victims:
                 self.capacity.count_as_stopping(victim.attempt)
-                why = exchanges.makes_room(victim, move, self.snapshot)
+                why = exchanges.makes_room_reason(victim, move, self.snapshot)
                 self.preempt.append(Preempt(victim.attempt.job, job.id, why))
             for devices_id in move.nodes:
                 self.capacity.reserve(job.id, job.candidates[place.candidate], devices_id, place.count)
-            self.preempt.append(Preempt(job.id, job.id, moves.sentence(move.leave, self.snapshot)))
+            self.preempt.append(Preempt(job.id, job.id, moves.move_reason(move.leave, self.snapshot)))
             self._reserve(job.id, place)
 
     def _reserve(self, job: str, place: Place) -> None:
         if job not in self.memory.reserved:  # setting it again would extend the reservation for ever
-            reservation = Reserved(place, self.snapshot.now_s + moves.KEPT_S)
+            reservation = PlaceReservation(place, self.snapshot.now_s + moves.RESERVATION_S)
             self.memory = replace(self.memory, reserved={**self.memory.reserved, job: reservation})
 
     def _drop_reservation(self, job: str) -> None:

@@ -8,13 +8,13 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Progress
 
 if TYPE_CHECKING:
-    from orchestrator.core.attempts import Live
+    from orchestrator.core.attempts import LiveAttempt
     from orchestrator.core.draft import Draft
 
 HALF_LIFE_S = 60.0
 """Seconds after which the weight of a report in the mean rate is halved."""
 
-AHEAD_S = 60.0
+MAX_CLOCK_GAIN_S = 60.0
 """Seconds that a rank's clock may gain on ours since its first report; beyond that the clock was changed."""
 
 Data = Mapping[str, Any]
@@ -40,7 +40,7 @@ class Pace:
     def reported(self, step: int, t: float, now_s: float) -> "Pace":
         """Return the pace after one more report. Measuring restarts if step or clock go back, or a clock was set."""
         took_s, made = t - self.t, step - self.step
-        if made < 0 or took_s < 0 or (t - self.first_t) - (now_s - self.first_s) > AHEAD_S:
+        if made < 0 or took_s < 0 or (t - self.first_t) - (now_s - self.first_s) > MAX_CLOCK_GAIN_S:
             return Pace(step, t, t, now_s)
         if not (made and took_s):
             return self  # counted with the next report
@@ -55,7 +55,7 @@ class Pace:
         return self.steps / self.seconds if self.seconds > 0 else None
 
 
-def reported(draft: "Draft", live_attempt: "Live", t: float, data: Data) -> Pace | None:
+def apply_report(draft: "Draft", live_attempt: "LiveAttempt", t: float, data: Data) -> Pace | None:
     """Update the job's progress from a report of rank 0 at its wall clock `t`. Return the attempt's new pace."""
     record, now_s = draft.records[live_attempt.job], draft.now.s
     attempt, step = record.live_attempt, data.get("step")
@@ -74,33 +74,33 @@ def reported(draft: "Draft", live_attempt: "Live", t: float, data: Data) -> Pace
     return pace
 
 
-def ended(draft: "Draft", job: str) -> None:
+def attempt_ended(draft: "Draft", job: str) -> None:
     """Set the job's progress to its checkpoint after an attempt has ended, since a next attempt resumes there."""
     record = draft.records.get(job)
     if record is not None:
         progress = draft.progress.get(job) or Progress()
-        device_seconds = ran_on(record.attempts)
+        device_seconds = device_seconds_by_kind(record.attempts)
         draft.progress[job] = replace(
-            progress, step=resumes_at(record), ran_on=device_seconds, ran_s=sum(device_seconds.values())
+            progress, step=resume_step(record), ran_on=device_seconds, ran_s=sum(device_seconds.values())
         )
 
 
-def of_record(record: Record, newest: Data, now_s: float) -> Progress:
+def progress_of(record: Record, newest: Data, now_s: float) -> Progress:
     """Return a job's progress after a start of the server. `newest` is its last report, or {}. Rates are not stored."""
-    step, device_seconds = newest.get("step"), ran_on(record.attempts)
+    step, device_seconds = newest.get("step"), device_seconds_by_kind(record.attempts)
     if record.live_attempt is None or type(step) is not int or step < 0:
-        step = resumes_at(record)
+        step = resume_step(record)
     of = _total(newest, step)
     return Progress(step, of, now_s, ran_on=device_seconds, ran_s=sum(device_seconds.values()))
 
 
-def resumes_at(record: Record) -> int:
+def resume_step(record: Record) -> int:
     """Return the step at which a next attempt would resume."""
     step = record.checkpoint.get("step") if record.checkpoint else record.resumed_step
     return step if type(step) is int and step > 0 else 0
 
 
-def ran_on(attempts: Iterable[Attempt], wall_s: float | None = None) -> dict[str, float]:
+def device_seconds_by_kind(attempts: Iterable[Attempt], wall_s: float | None = None) -> dict[str, float]:
     """Return device-seconds by kind of ended attempts, and of a live one until `wall_s` if that is given."""
     by_kind: dict[str, float] = {}
     for attempt in attempts:

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.catalogue import matches_pattern
-from orchestrator.core.fit import least
-from orchestrator.core.gang import Option
+from orchestrator.core.fit import minimum_count
+from orchestrator.core.gang import PlacementOption
 from orchestrator.core.model import Candidate, Devices, Job, Running
 from orchestrator.core.policy import Project
 
-Held = Counter[tuple[str, str]]
+DeviceCounts = Counter[tuple[str, str]]
 """Devices by (project, pattern of its quota)."""
 
 
@@ -31,15 +31,15 @@ class _Limit:
 class Quota:
     """Quotas of all projects, updated while a plan is made.
 
-    Attempts that are stopping hold their devices until they have ended. While `lent` is set, projects that may borrow
-    have no limits; the planner then gives out only devices that no other job needs.
+    Attempts that are stopping hold their devices until they have ended. While `is_lending` is set, projects that may
+    borrow have no limits; the planner then gives out only devices that no other job needs.
     """
 
     def __init__(self, projects: Mapping[str, Project], running: Iterable[Running]):
         self.projects, self.is_lending = projects, False
         attempts = sorted(running, key=lambda r: (-r.priority, r.order, r.job)) if projects else []
-        self._held, self._freeing, self._reserved = Held(), Held(), Held()
-        self._reserved_for: dict[str, Held] = {}
+        self._held, self._freeing, self._reserved = DeviceCounts(), DeviceCounts(), DeviceCounts()
+        self._reserved_for: dict[str, DeviceCounts] = {}
         self.borrowed = frozenset(r.job for r in attempts if self._counts(r))
 
     def narrow(self, job: Job, want: Candidate, have: Devices, gives: Running | None = None) -> Candidate | None:
@@ -51,7 +51,7 @@ class Quota:
         if limit is None:
             return want
         each = limit.left // want.nodes
-        if each < least(want, have):
+        if each < minimum_count(want, have):
             return None
         return want if want.exclusive or want.count <= each else replace(want, count=each)
 
@@ -70,10 +70,10 @@ class Quota:
         return message + ("" if self.projects[job.project].borrow else ", and the project may not borrow")
 
     def minimum_refusal(self, job: Job, want: Candidate, have: Devices) -> str:
-        """Return `refusal` for the smallest number of devices with which the candidate runs there."""
-        return self.refusal_reason(job, least(want, have) * want.nodes, have.kind) if self.projects else ""
+        """Return `refusal_reason` for the smallest number of devices with which the candidate runs there."""
+        return self.refusal_reason(job, minimum_count(want, have) * want.nodes, have.kind) if self.projects else ""
 
-    def borrowing_note(self, job: Job, option: Option) -> str:
+    def borrowing_note(self, job: Job, option: PlacementOption) -> str:
         """Say what the job would borrow with this option, or ""."""
         devices, kind = option.count * len(option.nodes), option.nodes[0].kind
         for pattern, most in self._of(job.project, kind):
@@ -86,7 +86,7 @@ class Quota:
 
         Its project must then hold at most its quota, or what it holds now if that is more.
         """
-        freed, own = self._of_attempts(victims), self._reserved_for.get(job.id, Held())
+        freed, own = self._of_attempts(victims), self._reserved_for.get(job.id, DeviceCounts())
         for key, most in self._limits(job, kind):
             now = self._held[key] - self._freeing[key]
             if now - freed[key] + self._reserved[key] - own[key] + devices > max(most, now):
@@ -97,7 +97,7 @@ class Quota:
         """Return True if the project's quota is large enough for `devices` without borrowing."""
         return all(devices <= most for _, most in self._limits(job, kind))
 
-    def allocate(self, job: Job, option: Option) -> None:
+    def allocate(self, job: Job, option: PlacementOption) -> None:
         self._add(self._held, job.project, option.nodes[0].kind, option.count * len(option.nodes))
 
     def reserve(self, job: Job, kind: str, devices: int) -> None:
@@ -140,9 +140,10 @@ class Quota:
         return is_other_project and (bool(self._of(job.project, kind)) or job.priority >= attempt.priority)
 
     def _tightest(self, job: Job, kind: str, gives: Running | None = None) -> _Limit | None:
-        freed = self._of_attempts([gives]) if gives else Held()
+        freed = self._of_attempts([gives]) if gives else DeviceCounts()
         limits = [
-            _Limit(key[1], most, self._held[key] - freed[key], self._reserved[key]) for key, most in self._limits(job, kind)
+            _Limit(key[1], most, self._held[key] - freed[key], self._reserved[key])
+            for key, most in self._limits(job, kind)
         ]
         return min(limits, key=lambda limit: limit.left, default=None)
 
@@ -165,8 +166,8 @@ class Quota:
         self._held += held
         return any(self._held[key] > self.projects[key[0]].quota[key[1]] for key in held)
 
-    def _of_attempts(self, attempts: Iterable[Running]) -> Held:
-        totals = Held()
+    def _of_attempts(self, attempts: Iterable[Running]) -> DeviceCounts:
+        totals = DeviceCounts()
         for attempt in attempts if self.projects else ():
             project, kind = attempt.spec.project if attempt.spec else "", attempt.allocation[0][0].partition("/")[2]
             self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.allocation))
@@ -174,9 +175,9 @@ class Quota:
 
     def _keep(self, job: Job, key: tuple[str, str], devices: int) -> None:
         self._reserved[key] += devices
-        self._reserved_for.setdefault(job.id, Held())[key] += devices
+        self._reserved_for.setdefault(job.id, DeviceCounts())[key] += devices
 
-    def _add(self, to: Held, project: str, kind: str, devices: int) -> None:
+    def _add(self, to: DeviceCounts, project: str, kind: str, devices: int) -> None:
         for pattern, _ in self._of(project, kind):
             to[project, pattern] += devices
 

@@ -14,18 +14,18 @@ from orchestrator.core.throughput import History, Throughput
 Source = Literal["declared", "reported", "history", "attained"]
 
 INFINITE = float("inf")
-LEAST_S = 1.0
-MOST_S = 100 * 365 * 86400.0
-MOST_STEPS_PER_S = 1e12
-LEAST_ATTAINED_S = 300.0
+MIN_REMAINING_S = 1.0
+MAX_REMAINING_S = 100 * 365 * 86400.0
+MAX_STEPS_PER_S = 1e12
+MIN_ATTAINED_S = 300.0
 """Assumed duration on one device of a job about which nothing is known."""
 
-TELLING = 0.05
+MIN_PROGRESS = 0.05
 """Fraction of all steps from which on the mean rate over all attempts is used; before, starts dominate it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Evidence:
     """Evidence for the duration of a job. `attained`: device-seconds by kind so far, the live attempt included."""
 
     throughput: Throughput = field(default_factory=Throughput)
@@ -36,7 +36,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Remaining time, at least LEAST_S. `steps_per_s` is the speed on which it is based, 0 if unknown."""
+    """Remaining time, at least MIN_REMAINING_S. `steps_per_s` is the speed on which it is based, 0 if unknown."""
 
     seconds: float
     source: Source
@@ -46,21 +46,21 @@ class Remaining:
     def sentence(self) -> str:
         """Text such as `about 2 h 10 min left at 3.1 steps/s (reported)`."""
         if self.source == "attained":
-            return f"not known; {_words(self.seconds)} assumed (attained)"
+            return f"not known; {_text(self.seconds)} assumed (attained)"
         speed = f" at {self.steps_per_s:.3g} steps/s" if self.steps_per_s else ""
-        return f"about {_words(self.seconds)} left{speed} ({self.source})"
+        return f"about {_text(self.seconds)} left{speed} ({self.source})"
 
 
-def remaining(job: Job, kind: str, devices: int, evidence: Known) -> Remaining:
+def remaining(job: Job, kind: str, devices: int, evidence: Evidence) -> Remaining:
     """Return the remaining time on `devices` devices of `kind` on all nodes, assuming linear scaling.
 
     If a job has run for longer than declared, or than earlier jobs, the next source is used.
     """
     devices = max(1, devices)
     return (
-        _of_steps(job, kind, devices, evidence)
-        or _of_work(job, kind, devices, evidence)
-        or Remaining(_bounded(max(_attained(job, kind, evidence), LEAST_ATTAINED_S) / devices), "attained")
+        _from_steps(job, kind, devices, evidence)
+        or _from_work(job, kind, devices, evidence)
+        or Remaining(_bounded(max(_attained(job, kind, evidence), MIN_ATTAINED_S) / devices), "attained")
     )
 
 
@@ -74,7 +74,7 @@ def attained(progress: Progress, running: Running | None, ran_s: float) -> dict[
     return by_kind
 
 
-def is_known(job: Job, kind: str, evidence: Known) -> bool:
+def is_known(job: Job, kind: str, evidence: Evidence) -> bool:
     """Return True if `remaining` on this kind has real evidence, and does not assume that kinds are equally fast."""
     own = {at for at, _ in evidence.progress.rates}
     if (evidence.progress.of or job.work.steps) and own:
@@ -86,7 +86,7 @@ def is_known(job: Job, kind: str, evidence: Known) -> bool:
     return kind in usual or any(_measured_ratio(job, other, kind, evidence) is not None for other in usual)
 
 
-def _of_steps(job: Job, kind: str, devices: int, evidence: Known) -> Remaining | None:
+def _from_steps(job: Job, kind: str, devices: int, evidence: Evidence) -> Remaining | None:
     progress = evidence.progress
     total = progress.of or job.work.steps
     if not total or progress.step > total:
@@ -94,11 +94,11 @@ def _of_steps(job: Job, kind: str, devices: int, evidence: Known) -> Remaining |
     rate = _rate(job, kind, devices, evidence) or _mean_rate(job, kind, devices, evidence, total)
     if not rate:
         return None
-    rate = min(rate, MOST_STEPS_PER_S)
+    rate = min(rate, MAX_STEPS_PER_S)
     return Remaining(_bounded((total - progress.step) / rate), "reported" if progress.of else "declared", rate)
 
 
-def _rate(job: Job, kind: str, devices: int, evidence: Known) -> float:
+def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> float:
     """Return the reported steps per second there, else scaled from the most similar place it ran on; 0 for none."""
     rates = {place: rate for place, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
     if (kind, devices) in rates:
@@ -115,13 +115,13 @@ def _rate(job: Job, kind: str, devices: int, evidence: Known) -> float:
     return rates[other, count] / count * devices * _ratio(job, kind, other, evidence)
 
 
-def _mean_rate(job: Job, kind: str, devices: int, evidence: Known, total: int) -> float:
+def _mean_rate(job: Job, kind: str, devices: int, evidence: Evidence, total: int) -> float:
     """Return the mean rate over all attempts, the only one known after a server start; 0 after too few steps."""
     ran_s = _attained(job, kind, evidence)
-    return evidence.progress.step / ran_s * devices if ran_s and evidence.progress.step >= TELLING * total else 0.0
+    return evidence.progress.step / ran_s * devices if ran_s and evidence.progress.step >= MIN_PROGRESS * total else 0.0
 
 
-def _of_work(job: Job, kind: str, devices: int, evidence: Known) -> Remaining | None:
+def _from_work(job: Job, kind: str, devices: int, evidence: Evidence) -> Remaining | None:
     """Return the remaining time from declared device-seconds, else from those of earlier jobs."""
     if job.work.hours:
         device_s = job.work.hours * 3600 * _ratio(job, _kind_of(job.work.on, job, kind, evidence), kind, evidence)
@@ -135,32 +135,32 @@ def _of_work(job: Job, kind: str, devices: int, evidence: Known) -> Remaining | 
     return Remaining(left, "history") if left else None
 
 
-def _left(device_s: float, job: Job, kind: str, devices: int, evidence: Known) -> float:
+def _left(device_s: float, job: Job, kind: str, devices: int, evidence: Evidence) -> float:
     """Return the remaining seconds, 0 if the job has run for longer than `device_s`."""
     left = device_s - _attained(job, kind, evidence)
     return _bounded(left / devices) if left > 0 else 0.0
 
 
-def _attained(job: Job, kind: str, evidence: Known) -> float:
+def _attained(job: Job, kind: str, evidence: Evidence) -> float:
     """Return the device-seconds of the job so far, converted to `kind`."""
     return sum(ran_s * _ratio(job, other, kind, evidence) for other, ran_s in evidence.attained.items())
 
 
-def _ratio(job: Job, kind: str, other: str, evidence: Known) -> float:
+def _ratio(job: Job, kind: str, other: str, evidence: Evidence) -> float:
     """Return the speed of a device of `kind` relative to one of `other`; 1 if unknown."""
     return 1.0 if kind == other else _measured_ratio(job, kind, other, evidence) or 1.0
 
 
-def _measured_ratio(job: Job, kind: str, other: str, evidence: Known) -> float | None:
+def _measured_ratio(job: Job, kind: str, other: str, evidence: Evidence) -> float | None:
     """Return the relative speed from benchmarks of the workload, else from the job's own reports on both kinds."""
     fast, slow = (_measured(job, one, evidence) for one in (kind, other))
     if not (fast and slow):
-        fast, slow = (_own(one, evidence.progress) for one in (kind, other))
+        fast, slow = (_own_rate(one, evidence.progress) for one in (kind, other))
     ratio = fast / slow if fast and slow else 0.0
     return ratio if 0 < ratio < INFINITE else None
 
 
-def _measured(job: Job, kind: str, evidence: Known) -> float:
+def _measured(job: Job, kind: str, evidence: Evidence) -> float:
     """Return the measured rate of one device, 0 if unmeasured.
 
     The precision is preferably that of a candidate for this kind.
@@ -171,13 +171,13 @@ def _measured(job: Job, kind: str, evidence: Known) -> float:
     return next((row.items_per_s for row in rows if row), 0.0) if evidence.throughput.rows else 0.0
 
 
-def _own(kind: str, progress: Progress) -> float:
+def _own_rate(kind: str, progress: Progress) -> float:
     """Return the job's own steps per second per device, from the run with the fewest devices; 0 for none."""
     rates = [(count, rate / count) for (at, count), rate in progress.rates.items() if at == kind]
     return min(rates)[1] if rates else 0.0
 
 
-def _kind_of(pattern: str, job: Job, kind: str, evidence: Known) -> str:
+def _kind_of(pattern: str, job: Job, kind: str, evidence: Evidence) -> str:
     """Return `kind` if it matches the pattern, else a matching kind on which the workload was measured."""
     if matches_pattern(pattern, kind):
         return kind
@@ -187,10 +187,10 @@ def _kind_of(pattern: str, job: Job, kind: str, evidence: Known) -> str:
 
 
 def _bounded(seconds: float) -> float:
-    return min(max(seconds, LEAST_S), MOST_S)
+    return min(max(seconds, MIN_REMAINING_S), MAX_REMAINING_S)
 
 
-def _words(seconds: float) -> str:
+def _text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -33,13 +33,13 @@ ACTIONS = {"lost": "retry", "oom": "next", "storage": "next", "start": "next", "
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptEnd:
     """End of an attempt on all its nodes.
 
     `state` is one of workers.messages.OUTCOMES, `lost` if its lease expired. `failure` is the kind of the first
     failure (one of workers.messages.FAILURES) or "", `message` its text. `exit_codes` are by rank, < 0 for a signal.
-    `nodes` are those where it failed. `asked` is why a stop was requested, "" if none was. `refused`: an error of the
-    user prevented the start.
+    `nodes` are those where it failed. `stop_reason` is why a stop was requested, "" if none was. `is_user_error`: an
+    error of the user prevented the start.
     """
 
     state: str
@@ -66,7 +66,7 @@ class Decision:
     avoid: tuple[str, ...] = ()
 
 
-def after(job: Job, ended: Ended) -> Decision:
+def decide_retry(job: Job, ended: AttemptEnd) -> Decision:
     """Decide what follows the end of an attempt. `job` is its state before that end.
 
     Not for a cancelled job, whose only event is `released`.
@@ -74,9 +74,9 @@ def after(job: Job, ended: Ended) -> Decision:
     if ended.state == "succeeded":
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate)
     if ended.is_user_error:
-        return _gave_up(job, _cause(ended), "")
+        return _give_up(job, _cause(ended), "")
     if ended.failure == "launch":
-        return _refused(job, ended)
+        return _launch_failed(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
         cause = ended.stop_reason or "its node stopped the attempt"
         reason = f"{cause}; {ended.message}" if ended.state == "preempted" and ended.message else cause
@@ -84,12 +84,12 @@ def after(job: Job, ended: Ended) -> Decision:
     return _failed(job, ended)
 
 
-def _failed(job: Job, ended: Ended) -> Decision:
+def _failed(job: Job, ended: AttemptEnd) -> Decision:
     if job.recovery.on_disconnect == "stop" and ended.failure == "lost":
-        return _gave_up(job, f"{ended.message}; recovery.on_disconnect is stop", "")
+        return _give_up(job, f"{ended.message}; recovery.on_disconnect is stop", "")
     action = job.recovery.on_events.get(_kind(ended), "")
     if action == "fail":
-        return _gave_up(job, f"{ended.message}; recovery.on_events says fail for {_kind(ended)}", "")
+        return _give_up(job, f"{ended.message}; recovery.on_events says fail for {_kind(ended)}", "")
     # After `unreadable` the server kills the ranks, so their exit codes mean nothing.
     retried = not action and ended.failure != "unreadable"
     if retried and (codes := sorted({c for c in ended.exit_codes if c in job.recovery.retry_exit_codes})):
@@ -97,7 +97,7 @@ def _failed(job: Job, ended: Ended) -> Decision:
         return _interrupted(job, ended, f"exit code {listed} is in recovery.retry_exit_codes", moves_on=False)
     action = action or ACTIONS.get(_kind(ended), "restart")
     if action == "fail":
-        return _gave_up(job, ended.message, "recovery.on_events (nan: restart)" if ended.failure == "nan" else "")
+        return _give_up(job, ended.message, "recovery.on_events (nan: restart)" if ended.failure == "nan" else "")
     if action == "retry":
         killed = _kind(ended) == "lost" and ended.failure != "lost" and _killed(ended)
         cause = f"a rank was killed by {_killer(ended)} from outside" if killed else _cause(ended)
@@ -105,13 +105,13 @@ def _failed(job: Job, ended: Ended) -> Decision:
     return _restarted(job, ended, moves_on=action == "next")
 
 
-def _kind(ended: Ended) -> str:
+def _kind(ended: AttemptEnd) -> str:
     """Return the kind of failure: `lost` if a rank was killed from outside or the attempt ended without a report."""
     unreported = ended.state != "failed" and ended.failure not in ("oom", "storage", "unreadable")
     return "lost" if unreported or _killed(ended) else ended.failure
 
 
-def _refused(job: Job, ended: Ended) -> Decision:
+def _launch_failed(job: Job, ended: AttemptEnd) -> Decision:
     """Let the job wait again, longer each time. A failed launch is not its fault and does not count."""
     times = job.refusals + 1
     reason = f"the attempt could not be started{f' {times} times in a row' if times > 1 else ''}: {ended.message}"
@@ -119,22 +119,22 @@ def _refused(job: Job, ended: Ended) -> Decision:
     return Decision("interrupted", reason, *_counts(job), job.first_candidate, pause_s, times, ended.nodes)
 
 
-def _interrupted(job: Job, ended: Ended, cause: str, *, moves_on: bool, pause: bool = True) -> Decision:
+def _interrupted(job: Job, ended: AttemptEnd, cause: str, *, moves_on: bool, pause: bool = True) -> Decision:
     used, limit = job.interruptions, job.recovery.max_interruptions
     if 0 <= limit <= used:
-        return _gave_up(job, f"{cause}; all {limit} interruptions are used up", "recovery.max_interruptions")
+        return _give_up(job, f"{cause}; all {limit} interruptions are used up", "recovery.max_interruptions")
     first = ended.candidate + 1 if moves_on else job.first_candidate
     pause_s = backoff_s(job, used + 1) if pause else 0.0
     avoid = ended.nodes if moves_on else ()
     return Decision("interrupted", cause, job.restarts, used + 1, first, pause_s, avoid=avoid)
 
 
-def _restarted(job: Job, ended: Ended, *, moves_on: bool) -> Decision:
+def _restarted(job: Job, ended: AttemptEnd, *, moves_on: bool) -> Decision:
     used, limit = job.restarts, job.recovery.max_restarts
     cause = _cause(ended)
     if 0 <= limit <= used:
         also = f" (after {used} of {limit} restarts)" if limit else ""
-        return _gave_up(job, f"{cause}{also}", "recovery.max_restarts" if limit else "")
+        return _give_up(job, f"{cause}{also}", "recovery.max_restarts" if limit else "")
     first = ended.candidate + 1 if moves_on else job.first_candidate
     reason = f"restart {used + 1}{f' of {limit}' if limit > 0 else ''}: {cause}"
     avoid = ended.nodes if moves_on else ()
@@ -146,14 +146,14 @@ def backoff_s(job: Job, times: int) -> float:
     return min(MAX_BACKOFF_S, job.recovery.backoff_s * 2.0 ** min(times - 1, 32))
 
 
-def _cause(ended: Ended) -> str:
+def _cause(ended: AttemptEnd) -> str:
     if ended.message:
         return ended.message
     codes = ", ".join(str(code) for code in ended.exit_codes)
     return f"exit codes {codes}" if codes else f"the attempt was {ended.state}"
 
 
-def _gave_up(job: Job, reason: str, setting: str) -> Decision:
+def _give_up(job: Job, reason: str, setting: str) -> Decision:
     message = f"{reason}; to retry in this case, change {setting}" if setting else reason
     return Decision("failed", message, *_counts(job), job.first_candidate)
 
@@ -162,7 +162,7 @@ def _counts(job: Job) -> tuple[int, int]:
     return job.restarts, job.interruptions
 
 
-def _killed(ended: Ended) -> bool:
+def _killed(ended: AttemptEnd) -> bool:
     """Return True if a signal that programs do not send themselves ended the first failed rank or all failed ranks.
 
     After one rank is killed the others often fail too, of a broken connection.
@@ -175,7 +175,7 @@ def _killed(ended: Ended) -> bool:
     return bool(outside) and (outside == signals or (ended.failure == "signal" and not crashed))
 
 
-def _killer(ended: Ended) -> str:
+def _killer(ended: AttemptEnd) -> str:
     return next(FROM_OUTSIDE[_signal(code)] for code in ended.exit_codes if _signal(code) in FROM_OUTSIDE)
 
 

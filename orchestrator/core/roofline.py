@@ -5,7 +5,7 @@ from cluster.catalogue import DeviceModel
 
 FLOPS = {"fp32": "fp32_tflops", "bf16": "bf16_tflops", "fp16": "fp16_tflops"}
 
-WITHIN = 3.1
+ERROR_FACTOR = 3.1
 """90 % of true ratios are within this factor of the estimate (benchmarks/estimates.py, NVIDIA's V100, P100, K80)."""
 
 
@@ -17,10 +17,10 @@ def ratio(kind: str, other: str, precision: str) -> float | None:
     fast, slow = catalogue.model(kind), catalogue.model(other)
     if fast is None or slow is None or fast.backend != slow.backend:
         return None
-    return of_figures(_figures(fast, precision), _figures(slow, precision))
+    return figures_ratio(_figures(fast, precision), _figures(slow, precision))
 
 
-def of_figures(fast: tuple[float, float], slow: tuple[float, float]) -> float | None:
+def figures_ratio(fast: tuple[float, float], slow: tuple[float, float]) -> float | None:
     """Return the ratio of two devices, each as (bandwidth, arithmetic) with 0 for unknown; None without bandwidths."""
     if not (fast[0] and slow[0]):
         return None

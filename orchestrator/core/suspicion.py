@@ -9,63 +9,73 @@ has ended one full lease later, or as soon as its node itself reports that no pr
 from dataclasses import replace
 
 from orchestrator.core import attempt_stops, nodes
-from orchestrator.core.attempt_outcome import lost
-from orchestrator.core.attempts import Live, Lowering, Part
+from orchestrator.core.attempt_outcome import lost_outcome
+from orchestrator.core.attempts import LiveAttempt, Part, PendingLowering
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.fold import WORKING
 from orchestrator.core.launch_orders import PATIENT_LEASE_S
-from orchestrator.core.messages import Fenced, Now
+from orchestrator.core.messages import FenceAnswered, Now
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S
 
-UNANSWERED_S = 3.0
-LAUNCHED_S = 10.0
+FENCE_RETRY_S = 3.0
+LAUNCH_SLOW_S = 10.0
 """A launch that takes longer is mentioned in the waiting reason of its job."""
-CANCELLED_S = 30.0
+CANCELLED_LEASE_S = 30.0
 """Longest lease of a cancelled job: it has no next attempt that could run at the same time."""
 
 
-def look(draft: Draft) -> None:
+def review(draft: Draft) -> None:
     """Review every attempt that is not launching or healthy. Called once per tick."""
     now_s = draft.now.s
     answering = {n.name for n in draft.nodes.values() if not n.lost_reason and n.silent_s(now_s) <= NODE_SILENT_S}
     for attempt in draft.attempts.values():
-        if not (attempt.launching or _is_well(draft, attempt, answering)):
-            _look(draft, attempt)
+        if not (attempt.launching or _is_healthy(draft, attempt, answering)):
+            _review(draft, attempt)
 
 
-def _is_well(draft: Draft, attempt: Live, answering: set[str]) -> bool:
+def _is_healthy(draft: Draft, attempt: LiveAttempt, answering: set[str]) -> bool:
     """Return True if all parts run on nodes that answer, and no stop, fence or doubt is pending."""
     cut_off = attempt.cut_off is not None and attempt.cut_off.until_s is None
-    if cut_off or attempt.superseded_reason or attempt.fence_requested_s is not None or attempt.lowering or not attempt.is_fence_known:
+    if (
+        cut_off
+        or attempt.superseded_reason
+        or attempt.fence_requested_s is not None
+        or attempt.lowering
+        or not attempt.is_fence_known
+    ):
         return False
     if draft.records[attempt.job].job.state not in WORKING:
         return False
-    return all(p.node in answering and p.outcome is None and not p.doubt and not p.unreadable_reason for p in attempt.parts)
+    return all(
+        p.node in answering and p.outcome is None and not p.doubt and not p.unreadable_reason for p in attempt.parts
+    )
 
 
-def _look(draft: Draft, attempt: Live) -> None:
+def _review(draft: Draft, attempt: LiveAttempt) -> None:
     attempt = _read_again(draft, _lower_again(draft, attempt))
     suspects = [
-        rank for rank, part in enumerate(attempt.parts) if part.outcome is None and _doubt(draft, attempt, part)
+        rank
+        for rank, part in enumerate(attempt.parts)
+        if part.outcome is None and _suspect_reason(draft, attempt, part)
     ]
     if not suspects:
-        _lower(draft, attempt)
-        attempt_stops.look_after(draft, attempt.job)
+        _lower_fence(draft, attempt)
+        attempt_stops.review(draft, attempt.job)
         return
     if attempt.fenced_s is None:
-        _raise(draft, attempt, _doubt(draft, attempt, attempt.parts[suspects[0]]))
+        _raise_fence(draft, attempt, _suspect_reason(draft, attempt, attempt.parts[suspects[0]]))
     for rank in suspects:
         current = draft.attempts.get(attempt.job)
-        if current is not None and current.epoch == attempt.epoch and (why := _certain(draft, current, rank)):
-            _lost(draft, current, rank, why)
+        if current is not None and current.epoch == attempt.epoch and (why := _expired_reason(draft, current, rank)):
+            _end_lost(draft, current, rank, why)
     if (current := draft.attempts.get(attempt.job)) is not None and current.epoch == attempt.epoch:
-        attempt_stops.look_after(draft, attempt.job)
+        attempt_stops.review(draft, attempt.job)
 
 
-def _doubt(draft: Draft, attempt: Live, part: Part) -> str:
+def _suspect_reason(draft: Draft, attempt: LiveAttempt, part: Part) -> str:
     """Say why a part may have ended without a report; "" if nothing suggests that."""
     if attempt.superseded_reason or part.doubt:
         return attempt.superseded_reason or part.doubt
@@ -91,21 +101,21 @@ def rejoined(draft: Draft) -> None:
         if attempt.launching:
             continue
         if attempt.lowering is not None:
-            _ask_to_lower(draft, attempt)
+            _request_lower(draft, attempt)
         elif attempt.superseded_reason or (attempt.is_fence_known and attempt.fence_requested_s is not None):
-            _ask_to_raise(draft, replace(attempt, fence_requested_s=None, fenced_s=None))
+            _request_raise(draft, replace(attempt, fence_requested_s=None, fenced_s=None))
         else:
-            _ask_to_read(draft, replace(attempt, fence_requested_s=None, is_fence_known=False))
+            _request_read(draft, replace(attempt, fence_requested_s=None, is_fence_known=False))
 
 
-def _raise(draft: Draft, attempt: Live, why: str) -> None:
-    if _waits(draft, attempt):
+def _raise_fence(draft: Draft, attempt: LiveAttempt, why: str) -> None:
+    if _waits_for_node(draft, attempt):
         return
-    if attempt.fence_requested_s is None or draft.now.s - attempt.fence_requested_s > UNANSWERED_S:
-        _ask_to_raise(draft, attempt.begin_cut_off(why, draft.now.s))
+    if attempt.fence_requested_s is None or draft.now.s - attempt.fence_requested_s > FENCE_RETRY_S:
+        _request_raise(draft, attempt.begin_cut_off(why, draft.now.s))
 
 
-def _ask_to_raise(draft: Draft, attempt: Live) -> None:
+def _request_raise(draft: Draft, attempt: LiveAttempt) -> None:
     """Raise the fence above the attempt. `raised_s` is the first time since the fence was last lowered."""
     raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
     draft.attempts[attempt.job] = replace(attempt, fence_requested_s=draft.now.s, raised_s=raised_s, lowering=None)
@@ -117,7 +127,7 @@ def _ask_to_raise(draft: Draft, attempt: Live) -> None:
     draft.command(Fence(attempt.job, attempt.epoch + 1, requested_s=draft.now.s))
 
 
-def _waits(draft: Draft, attempt: Live) -> bool:
+def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
     """Return True if the job waits for a disconnected node, as its user requested."""
     if attempt.superseded_reason or any(attempt_stops.is_broken(part) for part in attempt.parts):
         return False  # the attempt ends in any case
@@ -126,54 +136,56 @@ def _waits(draft: Draft, attempt: Live) -> bool:
     return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not is_doubtful
 
 
-def _lower(draft: Draft, attempt: Live) -> None:
+def _lower_fence(draft: Draft, attempt: LiveAttempt) -> None:
     """Lower the fence if all nodes answer again and no part was lost or failed, so that the attempt counts again."""
     if any(attempt_stops.is_broken(part) for part in attempt.parts):
         return
     was_raised = attempt.fence_requested_s is not None
-    draft.attempts[attempt.job] = attempt = replace(attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None)
+    draft.attempts[attempt.job] = attempt = replace(
+        attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None
+    )
     if was_raised and attempt.is_fence_known:
-        _ask_to_lower(draft, attempt)
+        _request_lower(draft, attempt)
 
 
-def _lower_again(draft: Draft, attempt: Live) -> Live:
+def _lower_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
     """Repeat the request to lower the fence until it is confirmed, because ranks cannot save until then."""
-    if attempt.lowering is None or draft.now.s - attempt.lowering.requested_s <= UNANSWERED_S:
+    if attempt.lowering is None or draft.now.s - attempt.lowering.requested_s <= FENCE_RETRY_S:
         return attempt
-    return _ask_to_lower(draft, attempt)
+    return _request_lower(draft, attempt)
 
 
-def _read_again(draft: Draft, attempt: Live) -> Live:
+def _read_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
     """Repeat the request to read the fence until it is known.
 
     An earlier server may have raised it; ranks cannot save until it is lowered.
     """
-    if attempt.is_fence_known or attempt.fence_requested_s is not None or draft.now.s - attempt.read_s <= UNANSWERED_S:
+    if attempt.is_fence_known or attempt.fence_requested_s is not None or draft.now.s - attempt.read_s <= FENCE_RETRY_S:
         return attempt
-    return _ask_to_read(draft, attempt)
+    return _request_read(draft, attempt)
 
 
-def _ask_to_read(draft: Draft, attempt: Live) -> Live:
+def _request_read(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
     draft.attempts[attempt.job] = attempt = replace(attempt, read_s=draft.now.s)
     draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
     return attempt
 
 
-def _ask_to_lower(draft: Draft, attempt: Live) -> Live:
+def _request_lower(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
     since_s = draft.now.s if attempt.lowering is None else attempt.lowering.since_s
-    draft.attempts[attempt.job] = attempt = replace(attempt, lowering=Lowering(since_s, draft.now.s))
+    draft.attempts[attempt.job] = attempt = replace(attempt, lowering=PendingLowering(since_s, draft.now.s))
     draft.command(Fence(attempt.job, attempt.epoch, lower=True, requested_s=draft.now.s))
     return attempt
 
 
-def fenced(draft: Draft, message: Fenced) -> None:
+def fence_answered(draft: Draft, message: FenceAnswered) -> None:
     """Handle a reply about a fence. A fence above an attempt ends it, whichever controller raised it."""
     attempt = draft.attempts.get(message.job)
     if attempt is None or message.error:
         return
     if message.current_epoch <= attempt.epoch:
         if message.epoch == attempt.epoch:
-            _not_above(draft, attempt, message)
+            _fence_below(draft, attempt, message)
         return
     if message.epoch == attempt.epoch:
         if not attempt.superseded_reason and draft.raised_fences.get(attempt.job) == message.current_epoch:
@@ -183,12 +195,14 @@ def fenced(draft: Draft, message: Fenced) -> None:
     elif attempt.fence_requested_s is None or message.requested_s < attempt.raised_s:
         return  # the fence was lowered after this request
     if attempt.fenced_s is None:
-        attempt = replace(attempt, fenced_s=draft.now.s, stop_requests={})  # stop requests sent before the fence do not count
+        attempt = replace(
+            attempt, fenced_s=draft.now.s, stop_requests={}
+        )  # stop requests sent before the fence do not count
     draft.attempts[attempt.job] = attempt
-    attempt_stops.look_after(draft, attempt.job)
+    attempt_stops.review(draft, attempt.job)
 
 
-def _not_above(draft: Draft, attempt: Live, message: Fenced) -> None:
+def _fence_below(draft: Draft, attempt: LiveAttempt, message: FenceAnswered) -> None:
     """Handle a fence that is not above the attempt. A value read in a previous cluster is ignored."""
     if attempt.lowering is not None and message.requested_s >= attempt.lowering.since_s:
         draft.attempts[attempt.job] = attempt = replace(attempt, lowering=None)
@@ -196,39 +210,45 @@ def _not_above(draft: Draft, attempt: Live, message: Fenced) -> None:
         return
     draft.attempts[attempt.job] = updated = replace(attempt, is_fence_known=True, fence_requested_s=None)
     if draft.control.is_joined and not updated.launching:
-        _look(draft, updated)
+        _review(draft, updated)
 
 
-def _own_fence_read(draft: Draft, attempt: Live) -> None:
+def _own_fence_read(draft: Draft, attempt: LiveAttempt) -> None:
     """Lower a fence that we raised ourselves and that was not lowered; it does not indicate a newer attempt."""
     draft.attempts[attempt.job] = updated = replace(attempt, is_fence_known=True)
     if updated.fence_requested_s is None:
-        _ask_to_lower(draft, updated)
+        _request_lower(draft, updated)
 
 
-def _fenced_by_others(draft: Draft, attempt: Live, newer_epoch: int) -> Live:
+def _fenced_by_others(draft: Draft, attempt: LiveAttempt, newer_epoch: int) -> LiveAttempt:
     draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=newer_epoch)
     why = f"attempt {newer_epoch} of this job was started, so attempt {attempt.epoch} no longer counts"
     raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
-    after = replace(attempt, superseded_reason=why, is_fence_known=True, fence_requested_s=draft.now.s, raised_s=raised_s)
+    after = replace(
+        attempt, superseded_reason=why, is_fence_known=True, fence_requested_s=draft.now.s, raised_s=raised_s
+    )
     return replace(after, lowering=None).begin_cut_off(why, draft.now.s)
 
 
-def _certain(draft: Draft, attempt: Live, rank: int) -> str:
+def _expired_reason(draft: Draft, attempt: LiveAttempt, rank: int) -> str:
     """Say why it is certain that no process of this part runs; "" if it is not certain."""
     if attempt.fenced_s is None:
         return ""
     part = attempt.parts[rank]
     node, stop = draft.nodes.get(part.node), attempt.stop_requests.get(part.node)
-    if draft.now.s > _lapses_s(draft, attempt, rank):
-        return _doubt(draft, attempt, part)
+    if draft.now.s > _expires_s(draft, attempt, rank):
+        return _suspect_reason(draft, attempt, part)
     if node is None or stop is None or not stop.is_acknowledged or stop.updated_s < attempt.fenced_s:
         return ""
-    is_absent = node.list_requested_s is not None and node.list_requested_s > stop.updated_s and attempt.part_key(rank) not in node.listed
-    return _doubt(draft, attempt, part) if is_absent else ""
+    is_absent = (
+        node.list_requested_s is not None
+        and node.list_requested_s > stop.updated_s
+        and attempt.part_key(rank) not in node.listed
+    )
+    return _suspect_reason(draft, attempt, part) if is_absent else ""
 
 
-def _lapses_s(draft: Draft, attempt: Live, rank: int) -> float:
+def _expires_s(draft: Draft, attempt: LiveAttempt, rank: int) -> float:
     """Return when the lease of a part has expired, with margin.
 
     An agent that runs renews the leases on its node. After a raylet restart its node has a second name until Ray
@@ -246,10 +266,10 @@ def _lapses_s(draft: Draft, attempt: Live, rank: int) -> float:
 def lease_s(job: Job) -> float:
     """Return how long an attempt may keep running after the last renewal of its lease."""
     full_s = PATIENT_LEASE_S if job.recovery.on_disconnect == "wait" else job.recovery.lease_s
-    return min(full_s, CANCELLED_S) if job.state is State.CANCELLED else full_s
+    return min(full_s, CANCELLED_LEASE_S) if job.state is State.CANCELLED else full_s
 
 
-def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
+def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str:
     """Say what an attempt waits for if its node does not answer or its launch is slow; "" for other attempts.
 
     `doing` is the present step of the launch, e.g. "waits for Ray to reserve its devices".
@@ -260,27 +280,27 @@ def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
     if attempt.launching:
         took_s = now.s - attempt.since_s
         message = f"the attempt has been starting for {took_s:.0f} s: it {doing or 'waits for other launches to end'}"
-        return message if took_s > LAUNCHED_S else ""
+        return message if took_s > LAUNCH_SLOW_S else ""
     parts = enumerate(attempt.parts)
-    doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _doubt(draft, attempt, p))]
+    doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _suspect_reason(draft, attempt, p))]
     if not doubts:
         return ""
     rank, why = doubts[0]
-    if _waits(draft, attempt):
+    if _waits_for_node(draft, attempt):
         return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
     if attempt.fenced_s is None:
         return f"{why}; the lease of its attempt is being revoked"
-    left_s = max(0.0, _lapses_s(draft, attempt, rank) - now.s)
+    left_s = max(0.0, _expires_s(draft, attempt, rank) - now.s)
     return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 
 
-def _lost(draft: Draft, attempt: Live, rank: int, why: str) -> None:
+def _end_lost(draft: Draft, attempt: LiveAttempt, rank: int, why: str) -> None:
     """End a part as lost; as a failed launch, which does not count against the job, if it never ran."""
     part, state = attempt.parts[rank], draft.records[attempt.job].job.state
     never_ran = part.doubt and state is State.STARTING and not part.phase
     if not never_ran and (node := draft.nodes.get(part.node)) is not None:
         cut_off_since_s = attempt.cut_off.since_s if attempt.cut_off else None
-        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s, cut_off_since_s)
-    attempt_stops.part_ended(
-        draft, attempt.job, rank, lost(attempt, rank, why, "launch" if never_ran else "lost"), told=False
+        draft.nodes[node.name] = nodes.record_failure(node, why, draft.now.s, cut_off_since_s)
+    attempt_stops.end_part(
+        draft, attempt.job, rank, lost_outcome(attempt, rank, why, "launch" if never_ran else "lost"), told=False
     )

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 from cluster import catalogue
 from cluster.catalogue.precision import short_name
 from orchestrator.core import roofline
-from orchestrator.core.durations import told_s
+from orchestrator.core.durations import duration_text
 
 if TYPE_CHECKING:
-    from orchestrator.core.gang import Option
+    from orchestrator.core.gang import PlacementOption
     from orchestrator.core.model import Job
 
 Key = tuple[str, str, str, str]
 """Workload, mode, kind, precision."""
 
 
-def of_folder(content_sha: str) -> str:
+def folder_workload(content_sha: str) -> str:
     """Return the name of a workload that the user did not name: a hash of its folder's content, without file times."""
     return f"folder:{content_sha[:16]}" if content_sha else ""
 
 
 def with_code(job: "Job", package: str, content_sha: str) -> "Job":
     """Return `job` with its code archive. A workload without a name is named after the archive's content."""
-    workload = job.workload or of_folder(content_sha)
+    workload = job.workload or folder_workload(content_sha)
     return replace(job, workload=workload, package=package, content_sha=content_sha)
 
 
-def name_of(job: "Job") -> str:
+def workload_name(job: "Job") -> str:
     """Return the name of the job's workload, else of its folder; "" if it has neither."""
-    return job.workload or of_folder(job.content_sha)
+    return job.workload or folder_workload(job.content_sha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Estimated:
     """Estimated rate of one device; `low` to `high` is a 90 % interval.
 
     It follows from the differences between kinds for `workloads` other workloads (planner/completion.py), or from
-    published figures and the measured rate on kind `beside`.
+    published figures and the measured rate on kind `measured_kind`.
     """
 
     items_per_s: float
@@ -100,7 +100,7 @@ class Throughput:
             return None
         best, other = max(comparable, key=lambda pair: pair[0].items_per_s)
         rate = best.items_per_s * (roofline.ratio(kind, other, precision) or 1.0)
-        return Estimated(rate, rate / roofline.WITHIN, rate * roofline.WITHIN, best.item, 0, other)
+        return Estimated(rate, rate / roofline.ERROR_FACTOR, rate * roofline.ERROR_FACTOR, best.item, 0, other)
 
     def sentence(self, job: "Job", candidate: int, kind: str, now_s: float) -> str:
         """Return e.g. `measured 1234 samples/s [1200, 1260] 2 h ago in bench-12ab34`, an estimate with its source, or
@@ -119,10 +119,10 @@ def _key(job: "Job", candidate: int, kind: str) -> Key:
 
 
 def _rate(row: Measured | Estimated) -> str:
-    return f"{_told(row.items_per_s)} {row.item}s/s [{_told(row.low)}, {_told(row.high)}]"
+    return f"{_number_text(row.items_per_s)} {row.item}s/s [{_number_text(row.low)}, {_number_text(row.high)}]"
 
 
-def _told(rate: float) -> str:
+def _number_text(rate: float) -> str:
     """Return a rate with four significant digits and without an exponent: `12,340`."""
     if rate < 1000:
         return f"{rate:.4g}"
@@ -134,7 +134,7 @@ def _told(rate: float) -> str:
 class History:
     """Device-seconds of successful jobs, by kind: the median of the latest ones of each (workload, task).
 
-    `tried` is the sum over all ended jobs, whatever their outcome.
+    `all_runs` is the sum over all ended jobs, whatever their outcome.
     """
 
     rows: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
@@ -142,10 +142,10 @@ class History:
 
     def of(self, job: "Job") -> Mapping[str, float]:
         by_name = self.rows.get((job.workload, job.task)) if job.workload else None
-        return by_name or self.rows.get((of_folder(job.content_sha), job.task)) or {}
+        return by_name or self.rows.get((folder_workload(job.content_sha), job.task)) or {}
 
     def all_runs_of(self, job: "Job") -> Mapping[str, float]:
-        return self.all_runs.get((name_of(job), job.task), {})
+        return self.all_runs.get((workload_name(job), job.task), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Rates:
     def of(
         cls,
         job: "Job",
-        options: "Iterable[Option]",
+        options: "Iterable[PlacementOption]",
         throughput: Throughput,
         history: History | None = None,
         over: frozenset[str] = frozenset(),
@@ -182,21 +182,21 @@ class Rates:
             without_best, best=best, best_accelerator=max((r for r, on_cpu in rates if not on_cpu), default=None)
         )
 
-    def measured(self, option: "Option") -> float | None:
+    def measured(self, option: "PlacementOption") -> float | None:
         row = self.throughput.of(self.job, option.candidate, option.nodes[0].kind)
         return row.items_per_s * _devices(option) if row else None
 
-    def known_rate(self, option: "Option") -> float | None:
+    def known_rate(self, option: "PlacementOption") -> float | None:
         """Return the measured rate, else one from the duration of ended jobs of the workload on this kind, or None."""
         rate, took = self.measured(option), self.durations.get(option.nodes[0].kind, 0.0)
         return self.items / took * _devices(option) if rate is None and self.items and took else rate
 
-    def joules_per_item(self, option: "Option") -> float:
+    def joules_per_item(self, option: "PlacementOption") -> float:
         """Return the energy per item in joules, 0 if it was not measured."""
         row = self.throughput.of(self.job, option.candidate, option.nodes[0].kind)
         return row.joules_per_item if row else 0.0
 
-    def expected(self, option: "Option") -> float:
+    def expected(self, option: "PlacementOption") -> float:
         """Return a rate for ordering options: the known rate, else the estimate.
 
         Without an estimate, an accelerator comes just below the best known accelerator, or first if none is known; a
@@ -213,20 +213,22 @@ class Rates:
             return 0.0
         return float("inf") if self.best_accelerator is None else self.best_accelerator * (1 - 1e-9)
 
-    def is_exploration(self, option: "Option") -> bool:
+    def is_exploration(self, option: "PlacementOption") -> bool:
         """Return True if this option has an unknown rate and still precedes the best known one."""
         return self.known_rate(option) is None and self.best is not None and self.expected(option) > self.best
 
-    def sentence(self, option: "Option", now_s: float) -> str:
+    def sentence(self, option: "PlacementOption", now_s: float) -> str:
         """Describe the rate of one device like `Throughput.sentence`; if unmeasured, the duration of ended jobs."""
         kind = option.nodes[0].kind
         text = self.throughput.sentence(self.job, option.candidate, kind, now_s)
         if text == "unmeasured" and (took := self.durations.get(kind)):
-            return f"jobs of this workload took about {told_s(took)} on one device here"
+            return f"jobs of this workload took about {duration_text(took)} on one device here"
         return text
 
 
-def _items(job: "Job", options: "Iterable[Option]", throughput: Throughput, took: Mapping[str, float]) -> float:
+def _items(
+    job: "Job", options: "Iterable[PlacementOption]", throughput: Throughput, took: Mapping[str, float]
+) -> float:
     """Return the size of a job of this workload, in the unit of the rates.
 
     In items, if a kind on which jobs have ended was measured; 1 (job), if no option was measured; else 0, because the
@@ -239,11 +241,11 @@ def _items(job: "Job", options: "Iterable[Option]", throughput: Throughput, took
     return 0.0 if any(throughput.of(job, o.candidate, o.nodes[0].kind) for o in options) else 1.0
 
 
-def _devices(option: "Option") -> int:
+def _devices(option: "PlacementOption") -> int:
     return option.count * len(option.nodes)
 
 
-def _on_cpu(option: "Option") -> bool:
+def _on_cpu(option: "PlacementOption") -> bool:
     return option.nodes[0].backend == "cpu"
 
 

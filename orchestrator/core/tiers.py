@@ -20,7 +20,7 @@ def tiers(waiting: Iterable[Job], snapshot: Snapshot, movable: Iterable[Running]
     return sorted(by_priority.items(), reverse=True)
 
 
-def pauses(waiting: Iterable[Job], snapshot: Snapshot) -> dict[str, Reasons]:
+def pause_reasons(waiting: Iterable[Job], snapshot: Snapshot) -> dict[str, Reasons]:
     """Return the reasons of waiting jobs that are in a pause after a failure, in their order."""
     until = {job: at_s for job, at_s in snapshot.paused_until_s.items() if at_s > snapshot.now_s}
     if not until:
@@ -29,10 +29,10 @@ def pauses(waiting: Iterable[Job], snapshot: Snapshot) -> dict[str, Reasons]:
 
 
 def _reasons(job: Job, pause_s: float) -> Reasons:
-    sentence = f"the server retries the job in {pause_s:.1f} s, after {_troubles(job)}"
+    sentence = f"the server retries the job in {pause_s:.1f} s, after {_failure_counts(job)}"
     return {(index, ""): sentence for index in range(len(job.candidates))}
 
 
-def _troubles(job: Job) -> str:
+def _failure_counts(job: Job) -> str:
     counts = [(job.restarts, "failure"), (job.interruptions, "interruption"), (job.refusals, "failed start")]
     return " and ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count) or "a pause"

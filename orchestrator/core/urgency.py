@@ -2,7 +2,7 @@
 
 from orchestrator.core.model import Job
 
-MOST = 16.0
+MAX_WEIGHT = 16.0
 """Weight of a job that must start now to meet its deadline; a job without a deadline has weight 1."""
 
 NEAR_S = 600.0
@@ -21,4 +21,4 @@ def urgency(job: Job, wall_s: float, remaining_s: float) -> float:
     """
     if not job.deadline_s or (slack := slack_s(job, wall_s, remaining_s)) < 0:
         return 1.0
-    return 1.0 + (MOST - 1.0) / (1.0 + slack / max(remaining_s, NEAR_S))
+    return 1.0 + (MAX_WEIGHT - 1.0) / (1.0 + slack / max(remaining_s, NEAR_S))

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Job, Plan
-from orchestrator.core.placement_options import summary, whole
+from orchestrator.core.placement_options import fleet_reasons, summary
 
-WAITS = "waits for "
+WAITS_PREFIX = "waits for "
 
 
-class Line:
+class WaitingQueue:
     """Waiting jobs of one plan.
 
     Jobs with the same reason form a queue in the planner's order: higher priority first, then by submission.
@@ -21,8 +21,8 @@ class Line:
         counts: dict[str, int] = {}
         self._ahead: dict[str, int] = {}
         for job in sorted(waiting, key=lambda job: (-job.priority, job.number, job.id)):
-            awaited = whole(job, plan.why_not[job.id])
-            self._ahead[job.id] = counts.get(awaited, 0) if awaited.startswith(WAITS) else 0
+            awaited = fleet_reasons(job, plan.why_not[job.id])
+            self._ahead[job.id] = counts.get(awaited, 0) if awaited.startswith(WAITS_PREFIX) else 0
             counts[awaited] = counts.get(awaited, 0) + 1
 
     def waiting_reason(self, job: Job) -> str:

@@ -15,8 +15,8 @@ from orchestrator.core.states import State
 
 FIELD = "if"
 FORMS = "write '+4 nvidia:H100-80GB', '+4 cpu pool NAME', 'pool NAME down' or 'node NAME up'"
-MOST_DEVICES = 10_000
-NEW = "new-"
+MAX_DEVICES = 10_000
+NEW_NODE_PREFIX = "new-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class OtherJob:
     """Another job, and what would change for it."""
 
     job: str
@@ -54,7 +54,7 @@ class WhatIf:
 
     changes: tuple[str, ...]
     explanation: Explanation
-    others: tuple[Other, ...]
+    others: tuple[OtherJob, ...]
 
 
 def what_if(job: Job, snapshot: Snapshot, texts: Iterable[str], running: Mapping[str, Job]) -> WhatIf:
@@ -91,9 +91,9 @@ def _known(subject: str, name: str, snapshot: Snapshot) -> str:
 
 
 def _count(digits: str, text: str) -> int:
-    if digits.isascii() and digits.isdecimal() and len(digits) < 10 and 0 < int(digits) <= MOST_DEVICES:
+    if digits.isascii() and digits.isdecimal() and len(digits) < 10 and 0 < int(digits) <= MAX_DEVICES:
         return int(digits)
-    raise SpecError(FIELD, f"{text!r} has no number from 1 to {MOST_DEVICES} after the +", FORMS)
+    raise SpecError(FIELD, f"{text!r} has no number from 1 to {MAX_DEVICES} after the +", FORMS)
 
 
 def _kind(text: str, snapshot: Snapshot) -> str:
@@ -121,7 +121,7 @@ def _changed(snapshot: Snapshot, change: Change, running: Mapping[str, Job]) -> 
     if change.up:
         return replace(snapshot, devices=devices), frozenset()
     lost_attempts = [r for r in snapshot.running if any(devices_id in affected for devices_id, _ in r.allocation)]
-    freed = tuple(_given_back(have, lost_attempts) for have in devices)
+    freed = tuple(_freed(have, lost_attempts) for have in devices)
     stopped = frozenset(attempt.job for attempt in lost_attempts)
     requeued = tuple(replace(running[job], state=State.PENDING) for job in sorted(stopped) if job in running)
     remaining = tuple(attempt for attempt in snapshot.running if attempt.job not in stopped)
@@ -129,8 +129,8 @@ def _changed(snapshot: Snapshot, change: Change, running: Mapping[str, Job]) -> 
 
 
 def _new(change: Change, snapshot: Snapshot) -> Devices:
-    number = sum(have.node.startswith(NEW) for have in snapshot.devices) + 1
-    node, free = f"{NEW}{number}", tuple(range(change.count))
+    number = sum(have.node.startswith(NEW_NODE_PREFIX) for have in snapshot.devices) + 1
+    node, free = f"{NEW_NODE_PREFIX}{number}", tuple(range(change.count))
     alike = next(
         (have for have in snapshot.possible if have.kind == change.name and change.pool in ("", have.pool)), None
     )
@@ -164,7 +164,7 @@ def _up(have: Devices, up: bool) -> Devices:
     return replace(have, schedulable=up, reason="" if up else f"{have.node} would be down")
 
 
-def _given_back(have: Devices, lost: Iterable[Running]) -> Devices:
+def _freed(have: Devices, lost: Iterable[Running]) -> Devices:
     """Return the devices with those that stopped attempts held added to `free`."""
     numbers = {
         n
@@ -180,15 +180,15 @@ def _without(snapshot: Snapshot, job: str) -> Snapshot:
     return replace(snapshot, jobs=tuple(other for other in snapshot.jobs if other.id != job))
 
 
-def _others(before: Plan, after: Plan, stopped: frozenset[str], explained: str) -> Iterable[Other]:
+def _others(before: Plan, after: Plan, stopped: frozenset[str], explained: str) -> Iterable[OtherJob]:
     starts_on, would_start_on = _where(before), _where(after)
     for job in sorted({*starts_on, *would_start_on, *stopped} - {explained}):
         if job in stopped:
-            yield Other(
+            yield OtherJob(
                 job, f"would stop, and {f'start again on {would_start_on[job]}' if job in would_start_on else 'wait'}"
             )
         elif starts_on.get(job) != would_start_on.get(job):
-            yield Other(
+            yield OtherJob(
                 job, f"would start on {would_start_on[job]}" if job in would_start_on else "would no longer start now"
             )
 

@@ -1,6 +1,6 @@
 """Calls into Ray about nodes and agents: list nodes, start and end agents, translate errors.
 
-Functions here, except `answer`, wait for Ray's head without a time limit: call them through RAY.ask or RAY.run.
+Functions here, except `get_result`, wait for Ray's head without a time limit: call them through RAY.ask or RAY.run.
 """
 
 import time
@@ -15,15 +15,15 @@ from cluster.processes import ProcessId, kill
 from cluster.types import NodeFacts
 from orchestrator.runtime import code_delivery
 
-MOST_EXECS = 8
+MAX_EXECS = 8
 """Same limit as in workers/execs.py."""
 NODE_LABEL = "polyfleet.io/node"
 GROUP_OF = {"stop": "ends", "remove_shared_files": "ends", "register": "watches", "poll": "watches"}
 GROUP_OF |= dict.fromkeys(("exec_read", "exec_write", "exec_resize", "exec_close"), "execs")
-GROUP_THREADS = {"ends": 4, "watches": 4, "execs": 2 * MOST_EXECS}
+GROUP_THREADS = {"ends": 4, "watches": 4, "execs": 2 * MAX_EXECS}
 POOL_LABEL = "polyfleet.io/pool"
 ROLE_LABEL = "polyfleet.io/role"
-WITHOUT_WORK = ("head", "server")
+ROLES_WITHOUT_WORK = ("head", "server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class NodeRow:
         return self.drain_left_s is not None
 
 
-def answer(ref: Any, call_name: str, timeout_s: float) -> Any:
+def get_result(ref: Any, call_name: str, timeout_s: float) -> Any:
     """`ray.get` that raises our errors: PolyfleetError as the remote code raised it, else FleetError."""
     import ray
 
@@ -93,10 +93,10 @@ def nodes() -> list[NodeRow]:
 
     rows: Any = ray.nodes()  # type: ignore[no-untyped-call]
     deadlines = draining()
-    return [row(node, deadlines) for node in rows]
+    return [node_row(node, deadlines) for node in rows]
 
 
-def row(node: Mapping[str, Any], deadlines: Mapping[str, float]) -> NodeRow:
+def node_row(node: Mapping[str, Any], deadlines: Mapping[str, float]) -> NodeRow:
     """Convert an entry of `ray.nodes()`. `deadlines`: the result of `draining`."""
     labels, ray_id = node.get("Labels") or {}, node["NodeID"]
     resources = node.get("Resources") or {}
@@ -104,7 +104,7 @@ def row(node: Mapping[str, Any], deadlines: Mapping[str, float]) -> NodeRow:
         ray_id=ray_id,
         name=labels.get(NODE_LABEL) or f"{node['NodeManagerHostname']}-{ray_id[:6]}",
         alive=bool(node["Alive"]),
-        takes_work=labels.get(ROLE_LABEL) not in WITHOUT_WORK and resources.get("CPU", 0) > 0,
+        takes_work=labels.get(ROLE_LABEL) not in ROLES_WITHOUT_WORK and resources.get("CPU", 0) > 0,
         host=node["NodeManagerHostname"],
         address=node["NodeManagerAddress"],
         resources=resources,
@@ -129,7 +129,7 @@ def seconds_left(deadline_ms: int, now_s: float) -> float:
     return max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else float("inf")
 
 
-def make(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
+def start_agent(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
     """Start the agent of a node, or get it by name if it is already running.
 
     The arguments are stored with the detached actor and outlive this process, so they are small plain values. `cpus`:
@@ -151,11 +151,11 @@ def make(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
     }
-    agent = code_delivery.carried(AgentActor, code_delivery.bring(ray_id)) if carried else AgentActor
-    return grouped(agent).options(**options).remote(fleet=identity, cpus=cpus)
+    agent = code_delivery.delivered_class(AgentActor, code_delivery.deliver(ray_id)) if carried else AgentActor
+    return with_concurrency_groups(agent).options(**options).remote(fleet=identity, cpus=cpus)
 
 
-def grouped(agent_class: type) -> Any:
+def with_concurrency_groups(agent_class: type) -> Any:
     """Make `agent_class` a Ray actor class with concurrency groups.
 
     Stops and watches have their own threads, so they never wait behind starts that hang. So do exec commands, each of
@@ -169,20 +169,20 @@ def grouped(agent_class: type) -> Any:
     return ray.remote(**options)(agent_class)
 
 
-def end(actor: Any) -> None:
+def restart_actor(actor: Any) -> None:
     """Kill an actor so that Ray restarts it; takes up to 8 s if the actor hangs."""
     import ray
 
     ray.kill(actor, no_restart=False)
 
 
-def end_for_good(actor: Any) -> None:
+def end_actor(actor: Any) -> None:
     import ray
 
     ray.kill(actor, no_restart=True)
 
 
-def end_named(ray_id: str) -> None:
+def end_agent_of_node(ray_id: str) -> None:
     """End the agent of a node permanently, also one without a handle here; do nothing if there is none."""
     import ray
 
@@ -190,16 +190,16 @@ def end_named(ray_id: str) -> None:
         actor = ray.get_actor(agent_name(ray_id), namespace=namespace(fleet_identity(home())))
     except ValueError:
         return
-    end_for_good(actor)
+    end_actor(actor)
 
 
-def end_hung(actor: Any, facts: NodeFacts | None) -> None:
-    """Kill a hung agent so that Ray restarts it: at once if it is on this machine, else with `end`."""
-    if facts is None or not kill_here(facts.agent_pid, facts.agent_created):
-        end(actor)
+def restart_hung_actor(actor: Any, facts: NodeFacts | None) -> None:
+    """Kill a hung agent so that Ray restarts it: at once if it is on this machine, else with `restart_actor`."""
+    if facts is None or not kill_local_process(facts.agent_pid, facts.agent_created):
+        restart_actor(actor)
 
 
-def kill_here(pid: int, created: str | float) -> bool:
+def kill_local_process(pid: int, created: str | float) -> bool:
     """Kill an agent's process, also if it is suspended (SIGSTOP).
 
     Return False if it is not on this machine, which `created` shows: it contains the boot id of the process's machine.

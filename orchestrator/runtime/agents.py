@@ -17,12 +17,12 @@ from cluster.types import NodeFacts
 from orchestrator.core.messages import (
     AgentDied,
     AgentFailed,
-    AgentMade,
+    AgentStarted,
     Heartbeat,
+    ListedNode,
     Message,
-    NodeSeen,
-    NodesSeen,
-    Spoiled,
+    NodesListed,
+    PartUnreadable,
 )
 from orchestrator.core.nodes import Node, away_reason
 from orchestrator.runtime import actors, code_delivery
@@ -40,22 +40,22 @@ LIMIT_S = 20.0
 HEAD_LATE_S = 5.0
 """Seconds without an answer from Ray's head after which no job is placed. Ray normally answers in milliseconds."""
 
-ANSWERS_PER_S = 500.0
+MAX_REPLIES_PER_S = 500.0
 """Maximum rate of replies of all agents together: in large fleets, replies that contain only metrics are delayed."""
 
-REST_S = 0.5
+PAUSE_AFTER_FAILURE_S = 0.5
 """Pause after a failed watch. An actor that is restarting fails every call immediately."""
 
 Data = dict[str, Any]
 
 
 @dataclass(eq=False)
-class Handle:
+class AgentHandle:
     """The actor of one node, and the state of its polling.
 
-    `asked_s` (monotonic): start of the current watch, None if there is none. `clock_s`: the node's own clock at its
-    last reply; leases are granted from that time. `poison`: attempts whose ranks wrote unreadable output:
-    {key: {"count", "reason"}}. `hung`: it is being ended because it did not answer.
+    `poll_started_s` (monotonic): start of the current watch, None if there is none. `clock_s`: the node's own clock at
+    its last reply; leases are granted from that time. `unreadable_output`: attempts whose ranks wrote unreadable
+    output: {key: {"count", "reason"}}. `hung`: it is being ended because it did not answer.
     """
 
     node: str
@@ -71,20 +71,23 @@ class Handle:
 
 
 class Agents:
-    """Agents by node name. Thread-safe. Only `call` and `dismiss` block; replies go to `post` as messages.
+    """Agents by node name. Thread-safe. Only `call` and `stop_all` block; replies go to `post` as messages.
 
-    `generation`: the controller's generation. Agents refuse one older than the newest they have seen. `floor`: the
-    newest generation reported by nodes that have just been found; ours must be above it. A newer one from a node that
-    has already obeyed us belongs to a server started after this one: `overtaken` then says so, and we do not count
-    above it. `trouble`: why no fleet is served, "" while one is, as last seen by the controller. `repaired` gets a node
-    and a sentence on its repair. `called`: last time (monotonic) of `call` or `actor`, by node.
+    `generation`: the controller's generation. Agents refuse one older than the newest they have seen.
+    `minimum_generation`: the newest generation reported by nodes that have just been found; ours must be above it. A
+    newer one from a node that has already obeyed us belongs to a server started after this one: `superseded_by` then
+    says so, and we do not count above it. `problem`: why no fleet is served, "" while one is, as last seen by the
+    controller. `repaired` gets a node and a sentence on its repair. `last_called_s`: last time (monotonic) of `call` or
+    `actor`, by node.
     """
 
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
         self._post, self._repaired = post, repaired
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, AgentHandle] = {}
         self._ray_id_by_node: dict[str, str] = {}
-        self._start_deadline_s: dict[tuple[str, str], float] = {}  # deadlines of agents being started, by node and Ray id
+        self._start_deadline_s: dict[
+            tuple[str, str], float
+        ] = {}  # deadlines of agents being started, by node and Ray id
         self._cpus: dict[str, float] = {}
         self._without_our_code: set[str] = set()
         self._lock = threading.Lock()
@@ -144,7 +147,7 @@ class Agents:
             if time.monotonic() < self._start_deadline_s.get((node, ray_id), 0.0):
                 return
             self._start_deadline_s[node, ray_id] = time.monotonic() + limit_s
-        make = partial(actors.make, ray_id, self._cpus.get(ray_id, 0.0), carried)
+        make = partial(actors.start_agent, ray_id, self._cpus.get(ray_id, 0.0), carried)
         RAY.submit(f"start the agent of {node}", make, limit_s, partial(self._handle_started, node, ray_id))
 
     def _handle_started(self, node: str, ray_id: str, actor: Any) -> None:
@@ -158,8 +161,8 @@ class Agents:
             if self._ray_id_by_node.get(node) != ray_id:
                 return
             if not has_failed:
-                self._handles[node] = Handle(node, ray_id, actor)
-        self._post(AgentMade(node, ray_id, first_line(actor) if has_failed else ""))
+                self._handles[node] = AgentHandle(node, ray_id, actor)
+        self._post(AgentStarted(node, ray_id, first_line(actor) if has_failed else ""))
 
     def restart(self, node: str, ray_id: str, reason: str) -> None:
         """Restart a hung agent.
@@ -172,7 +175,9 @@ class Agents:
         handle.poll_started_s, handle.hung = None, True
         self._repaired(node, reason)
         facts = state.facts if state else None
-        RAY.submit(f"end the hung agent of {node}", lambda: actors.end_hung(handle.actor, facts), LIMIT_S, _logged)
+        RAY.submit(
+            f"end the hung agent of {node}", lambda: actors.restart_hung_actor(handle.actor, facts), LIMIT_S, _log_error
+        )
 
     def unwatch(self, node: str, ray_id: str) -> None:
         with self._lock:
@@ -186,7 +191,7 @@ class Agents:
     def rest(self, node: str, ray_id: str) -> None:
         """End the agent of an idle node."""
         self.unwatch(node, ray_id)
-        RAY.submit(f"end the idle agent of {node}", partial(actors.end_named, ray_id), LIMIT_S, _logged)
+        RAY.submit(f"end the idle agent of {node}", partial(actors.end_agent_of_node, ray_id), LIMIT_S, _log_error)
 
     def call_async(self, node: str, method: str, *args: Any, done: Callable[[BaseException | None], None]) -> None:
         """Call an agent's method without waiting; `done` gets None or the error, in another thread."""
@@ -215,7 +220,9 @@ class Agents:
             return
         worker_rows = [row for row in rows if row.alive and row.takes_work]
         self._cpus = {row.ray_id: row.cpus for row in worker_rows}
-        self._post(NodesSeen(tuple(NodeSeen(r.ray_id, r.name, r.drain_left_s, r.cpus, r.pool) for r in worker_rows)))
+        self._post(
+            NodesListed(tuple(ListedNode(r.ray_id, r.name, r.drain_left_s, r.cpus, r.pool) for r in worker_rows))
+        )
 
     def idle_agents(self) -> list[str]:
         """Nodes whose agents have no poll in progress and need one."""
@@ -234,12 +241,12 @@ class Agents:
         hello = not handle.registered
         method = handle.actor.register if hello else handle.actor.poll
         limit_s = timeout_s if handle.listed else 0.0
-        gather_s = min(timeout_s, len(self._handles) / ANSWERS_PER_S)
+        gather_s = min(timeout_s, len(self._handles) / MAX_REPLIES_PER_S)
         arguments = () if hello else (cursors, last_phases, limit_s, handle.clock_s, gather_s)
         future = method.remote(self.generation, *arguments).future()
         future.add_done_callback(lambda f: self._handle_reply(handle, started_s, f, hello))
 
-    def _handle_reply(self, handle: Handle, started_s: float, future: Any, hello: bool) -> None:
+    def _handle_reply(self, handle: AgentHandle, started_s: float, future: Any, hello: bool) -> None:
         if self._handles.get(handle.node) is not handle or handle.poll_started_s != started_s:
             return  # the node left, or the agent was declared hung, before this reply came
         error, handle.poll_started_s = future.exception(), None
@@ -267,10 +274,14 @@ class Agents:
             self.superseded_by = f"{reason}; run `polyfleet server stop` to stop this one"
             log.error("%s: its generation is %d, ours is %d", reason, generation, self.generation)
 
-    def _handle_poll_error(self, handle: Handle, error: BaseException) -> None:
+    def _handle_poll_error(self, handle: AgentHandle, error: BaseException) -> None:
         import ray
 
-        was_registered, handle.pause_until_s, handle.registered = handle.registered, time.monotonic() + REST_S, False
+        was_registered, handle.pause_until_s, handle.registered = (
+            handle.registered,
+            time.monotonic() + PAUSE_AFTER_FAILURE_S,
+            False,
+        )
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
             if isinstance(error.cause, ControllerSuperseded):
@@ -287,14 +298,14 @@ class Agents:
                 self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
             self._post(AgentDied(handle.node, handle.ray_id, is_dead, reason))
 
-    def _remove_handle(self, handle: Handle) -> None:
+    def _remove_handle(self, handle: AgentHandle) -> None:
         with self._lock:
             if self._handles.get(handle.node) is handle:
                 del self._handles[handle.node]
 
-    def _start_failure_reason(self, handle: Handle, error: str) -> str:
+    def _start_failure_reason(self, handle: AgentHandle, error: str) -> str:
         """Why an agent never started; "" if only our code is missing on its node: the next try sends it."""
-        if code_delivery.lacks_us(error) and handle.ray_id not in self._without_our_code:
+        if code_delivery.is_missing_our_code(error) and handle.ray_id not in self._without_our_code:
             self._without_our_code.add(handle.ray_id)
             return ""
         return f"its agent cannot start: {last_line(error)}"
@@ -304,7 +315,7 @@ class Agents:
         node = self.nodes.get(name)
         return node is not None and node.is_restarting(time.monotonic())
 
-    def _messages(self, handle: Handle, requested_s: float, reply: Data, hello: bool) -> list[Message]:
+    def _messages(self, handle: AgentHandle, requested_s: float, reply: Data, hello: bool) -> list[Message]:
         """Convert a reply to messages for the controller. An invalid status affects its own attempt only."""
         if hello:
             epochs = {str(job): int(epoch) for job, epoch in reply.get("epochs", {}).items()}
@@ -316,12 +327,12 @@ class Agents:
             try:
                 statuses.append(AttemptStatus.parse(data))
             except InvalidMessage as e:
-                unreadable += _spoiled(handle.node, data, f"it {e}")
+                unreadable += _part_unreadable(handle.node, data, f"it {e}")
         facts = _facts(reply["facts"]) if reply["facts"] else None
         running = frozenset(reply["attempts"])
         return [*unreadable, Heartbeat(handle.node, handle.ray_id, requested_s, facts, tuple(statuses), running)]
 
-    def _update_unreadable_output(self, handle: Handle, unreadable: dict[str, dict[str, Any]]) -> None:
+    def _update_unreadable_output(self, handle: AgentHandle, unreadable: dict[str, dict[str, Any]]) -> None:
         for key in unreadable.keys() - handle.unreadable_output.keys():
             log.warning("attempt %s on %s wrote invalid output: %s", key, handle.node, unreadable[key]["reason"])
         handle.unreadable_output = unreadable
@@ -330,7 +341,7 @@ class Agents:
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call an agent and wait for its reply. Raises PolyfleetError as the agent raised it, else FleetError."""
-        return actors.answer(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
+        return actors.get_result(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
 
     def actor(self, node: str) -> Any:
         """The node's actor. Raises FleetError if the node is resting or its agent is still being started."""
@@ -345,7 +356,7 @@ class Agents:
     def stop_all(self) -> None:
         """End every agent permanently. Waits for Ray."""
         for handle in list(self._handles.values()):
-            actors.end_for_good(handle.actor)
+            actors.end_actor(handle.actor)
 
     def clear(self) -> None:
         """Drop all handles: they belong to a cluster that was left."""
@@ -360,7 +371,7 @@ def _facts(plain: Data) -> NodeFacts:
     return from_plain(NodeFacts, plain)
 
 
-def _spoiled(node: str, data: Any, reason: str) -> list[Message]:
+def _part_unreadable(node: str, data: Any, reason: str) -> list[Message]:
     try:
         job, epoch, rank = str(data["job"]), int(data["epoch"]), int(data["node_rank"])
     except (TypeError, KeyError, ValueError):
@@ -368,9 +379,9 @@ def _spoiled(node: str, data: Any, reason: str) -> list[Message]:
         return []
     cursor = data["cursor"] if isinstance(data.get("cursor"), int) else None
     reason = f"the status that node {node} sent is invalid: {reason}"
-    return [Spoiled(job, epoch, rank, reason, cursor, data.get("phase") == "ended")]
+    return [PartUnreadable(job, epoch, rank, reason, cursor, data.get("phase") == "ended")]
 
 
-def _logged(result: Any) -> None:
+def _log_error(result: Any) -> None:
     if isinstance(result, BaseException):
         log.warning("ending an agent failed: %s", first_line(result))

@@ -11,11 +11,11 @@ from typing import Any
 LIMIT_S = 10
 FAILED_S = 600.0
 """Age in seconds from which a failed launch is ignored: it says nothing about the next one."""
-MOST_CHARACTERS = 200
+MAX_LENGTH = 200
 REQUEST_ID = re.compile(r" with request id [0-9a-f-]+")
 
 
-def ask(requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def request_nodes(requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Replace the cluster's resource request, and return recent launch failures.
 
     The request may have been made by any program. The result maps a node type (the pool's name in files that we render)
@@ -25,24 +25,24 @@ def ask(requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
     address = _address()
     sdk.request_cluster_resources(address, [dict(request) for request in requests], timeout=LIMIT_S)
-    return failed(sdk.get_cluster_status(address, timeout=LIMIT_S).failed_launches, time.time())
+    return failed_launches(sdk.get_cluster_status(address, timeout=LIMIT_S).failed_launches, time.time())
 
 
-def failed(launches: Iterable[Any], now_s: float) -> dict[str, str]:
+def failed_launches(launches: Iterable[Any], now_s: float) -> dict[str, str]:
     """The newest failure reason of each node type.
 
     Ray 2.60 passes on only some of a cloud's messages; the log of its autoscaler has all.
     """
     recent = [launch for launch in launches if now_s - (launch.failed_ts_s or 0) < FAILED_S]
     return {
-        launch.ray_node_type_name: _words(launch.details)
+        launch.ray_node_type_name: _failure_text(launch.details)
         for launch in sorted(recent, key=lambda launch: launch.failed_ts_s)
     }
 
 
-def _words(details: str | None) -> str:
+def _failure_text(details: str | None) -> str:
     plain = " ".join(REQUEST_ID.sub("", details or "").split()).strip(" :")
-    return plain[:MOST_CHARACTERS] or "a launch failed; the log of Ray's autoscaler says why"
+    return plain[:MAX_LENGTH] or "a launch failed; the log of Ray's autoscaler says why"
 
 
 def _address() -> str:

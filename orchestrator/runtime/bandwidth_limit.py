@@ -10,7 +10,7 @@ from cluster.types import NodeFacts
 from orchestrator.resource_syntax import size_bytes
 
 SETTING = "POLYFLEET_COPY_RATE"
-LEAST_BYTES_PER_S = 10**6
+MIN_BYTES_PER_S = 10**6
 """At this rate a piece of 8 MiB waits for seconds, not for minutes."""
 
 
@@ -27,7 +27,7 @@ def copy_bytes_per_s(environment: Mapping[str, str] = os.environ) -> int | None:
         rate = size_bytes(text)
     except UserError as e:
         raise UserError(f"{SETTING}: {e.message}", remedy) from None
-    if rate < LEAST_BYTES_PER_S:
+    if rate < MIN_BYTES_PER_S:
         raise UserError(f"{SETTING}: {text} per second is below the minimum of 1MB", remedy)
     return rate
 
@@ -50,7 +50,7 @@ class Pacer:
         return start_s - now_s
 
 
-class Pace:
+class RateLimit:
     """Make copies wait for the rate limit. Thread-safe."""
 
     def __init__(
@@ -64,13 +64,13 @@ class Pace:
 
     def wait(self, source: NodeFacts | None, target: NodeFacts | None, piece_bytes: int) -> None:
         """Wait until a piece may be sent. Copies within one machine never wait."""
-        if self._pacer is None or source is None or target is None or _machine(source) == _machine(target):
+        if self._pacer is None or source is None or target is None or _machine_key(source) == _machine_key(target):
             return
         with self._lock:
-            wait_s = self._pacer.book((_machine(source), _machine(target)), self._now(), piece_bytes)
+            wait_s = self._pacer.book((_machine_key(source), _machine_key(target)), self._now(), piece_bytes)
         if wait_s > 0:
             self._sleep(wait_s)
 
 
-def _machine(facts: NodeFacts) -> str:
+def _machine_key(facts: NodeFacts) -> str:
     return f"{facts.host} {facts.address}"

@@ -17,16 +17,16 @@ from orchestrator.benchmark.results import MEASURED
 from orchestrator.benchmark.round_runner import RoundRunner, RunCancelled, TargetLost
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.benchmark_target import FleetColumn, placed
+from orchestrator.runtime.benchmark_target import FleetTarget, wait_for_devices
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.benchmark_lines import BenchmarkLines
 
 log = logging.getLogger(__name__)
 GRACE_S = 20.0
 """Seconds that sessions have to end by themselves at the end of a run."""
-AGAIN_S = 1.0
+RETRY_S = 1.0
 """Seconds between retries when the fleet, the controller or the store is unavailable."""
-LOOK_S = 0.1
+POLL_S = 0.1
 Data = dict[str, Any]
 Submit = Callable[[Data, str, str], Data]
 Cancel = Callable[[str], Data]
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class RunServices:
     """Services that all runs of a server share.
 
     `submit`, `cancel`: of jobs; `closing`: the server is stopping.
@@ -55,7 +55,7 @@ class Run(threading.Thread):
     `start_line`: its stored first line.
     """
 
-    def __init__(self, start_line: Data, shared: Shared):
+    def __init__(self, start_line: Data, shared: RunServices):
         super().__init__(name=start_line["run"], daemon=True)
         self.run_id, self.cancel_reason, self.waiting = str(start_line["run"]), "", "waiting for its nodes"
         self.is_measuring = False
@@ -65,7 +65,7 @@ class Run(threading.Thread):
         self._specs: list[Data] = [job["spec"] for job in start_line["jobs"]]
         self._code_archive = str(start_line["code_archive"])
         self._jobs: list[str] = []
-        self._targets: list[FleetColumn] = []
+        self._targets: list[FleetTarget] = []
         self._logged_nodes: dict[str, str] = {}
         self._refusal_reason = ""
         self._shared, self._lines = shared, shared.lines
@@ -90,7 +90,7 @@ class Run(threading.Thread):
                 return
             self._submit_all()
             self._measure()
-        except _LeftError:
+        except _ServerClosing:
             return
         except RunCancelled as e:
             self._end("CANCELLED", str(e))
@@ -110,13 +110,15 @@ class Run(threading.Thread):
                 raise
             except PolyfleetError as e:
                 self.waiting = e.message
-                self._shared.closing.wait(AGAIN_S)
+                self._shared.closing.wait(RETRY_S)
         self.waiting = "waiting for its nodes"
 
     def _measure(self) -> None:
         before = self._retry(lambda: self._lines.read(self.run_id))
         done_cases = frozenset(line["case"] for line in before if line["line"] == "case")
-        self._logged_nodes = {line["target"]: line["facts"].get("node", "") for line in before if line["line"] == "target"}
+        self._logged_nodes = {
+            line["target"]: line["facts"].get("node", "") for line in before if line["line"] == "target"
+        }
         if not any(line["line"] == "targets" for line in before):
             self._log_line({"line": "targets", "targets": [self._describe_pending(n) for n in range(len(self._jobs))]})
         self._targets = self._open_targets({line["target"] for line in before if line["line"] == "lost"})
@@ -138,29 +140,29 @@ class Run(threading.Thread):
         location = {"pool": ", ".join(request.pools), "node": request.node}
         return {"target": request.name, "job": self._jobs[number], "kind": request.kind, **location}
 
-    def _open_targets(self, lost: set[str]) -> list[FleetColumn]:
+    def _open_targets(self, lost: set[str]) -> list[FleetTarget]:
         """Open targets in the order of jobs; return those whose sessions answer, log the others as lost."""
         numbers = [number for number, request in enumerate(self._job_requests) if request.name not in lost]
-        candidates: list[FleetColumn] = []
+        candidates: list[FleetTarget] = []
         for number, results in zip(numbers, self._run_parallel(self._make_targets, numbers), strict=True):
             if isinstance(results, str):
                 self._log_line({"line": "lost", "target": self._job_requests[number].name, "reason": results})
             else:
                 candidates += [target for target in results if target.id not in lost]
         targets = []
-        for target, error in zip(candidates, self._run_parallel(FleetColumn.open, candidates), strict=True):
+        for target, error in zip(candidates, self._run_parallel(FleetTarget.open, candidates), strict=True):
             if error is None:
                 targets.append(target)
             else:
                 self._log_line({"line": "lost", "target": target.id, "reason": error})
         return targets
 
-    def _make_targets(self, number: int) -> list[FleetColumn]:
+    def _make_targets(self, number: int) -> list[FleetTarget]:
         """Wait until the job runs on a node, then make its targets. Raises TargetLost."""
         job, shared = self._jobs[number], self._shared
-        names = self._job_requests[number].targets(placed(shared.jobs, job))
+        names = self._job_requests[number].targets(wait_for_devices(shared.jobs, job))
         return [
-            FleetColumn(name, position, job, shared.jobs, shared.agents, self._log_target) for position, name in names
+            FleetTarget(name, position, job, shared.jobs, shared.agents, self._log_target) for position, name in names
         ]
 
     def _run_parallel(self, work: Callable[[T], R], items: Sequence[T]) -> "list[R | str]":
@@ -184,10 +186,10 @@ class Run(threading.Thread):
             thread.start()
         while any(thread.is_alive() for thread in threads):
             self._raise_if_stopping()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return [results[number] for number in range(len(items))]
 
-    def _log_target(self, target: FleetColumn) -> None:
+    def _log_target(self, target: FleetTarget) -> None:
         """Log what a target measures when its session answers, and again if its job has another node."""
         node = str(target.facts["node"])
         if target not in self._targets or self._logged_nodes.get(target.id) == node:
@@ -202,12 +204,12 @@ class Run(threading.Thread):
 
     def _stop_reason(self) -> str:
         if self._shared.closing.is_set():
-            raise _LeftError
+            raise _ServerClosing
         return self.cancel_reason
 
     def _log_line(self, line: Data) -> None:
         if self._shared.closing.is_set():
-            raise _LeftError  # agents are ending now: the failures that this causes are not results
+            raise _ServerClosing  # agents are ending now: the failures that this causes are not results
         if line["line"] == "progress":
             self.progress = {k: v for k, v in line.items() if k != "line"}
         else:
@@ -225,13 +227,13 @@ class Run(threading.Thread):
                 result = do()
             except FleetError as e:
                 self.waiting = e.message
-                self._shared.closing.wait(AGAIN_S)
+                self._shared.closing.wait(RETRY_S)
                 (check or self._raise_if_stopping)()
             else:
                 self.waiting = before
                 return result
 
-    def _end(self, state: str, reason: str, targets: Sequence[FleetColumn] = ()) -> None:
+    def _end(self, state: str, reason: str, targets: Sequence[FleetTarget] = ()) -> None:
         """Give the nodes back, then log the end: clients that read the end find all jobs ended as well."""
         self.is_measuring, self.waiting = False, reason
         for target in targets:
@@ -243,9 +245,9 @@ class Run(threading.Thread):
         ended = {"line": "ended", "state": state, "reason": reason}
         try:
             for job in self._jobs:
-                self._retry(partial(cancelled, job, self._shared), self._stop_reason)
+                self._retry(partial(cancel_job, job, self._shared), self._stop_reason)
             self._retry(lambda: self._lines.append(self.run_id, ended), self._stop_reason)
-        except _LeftError:
+        except _ServerClosing:
             log.warning("the end of %s (%s) was not stored; the next server continues the run", self.run_id, state)
         except PolyfleetError as e:
             log.error("the end of %s could not be stored: %s", self.run_id, e)
@@ -271,7 +273,7 @@ def outcome(results: Iterable[Data]) -> tuple[str, str]:
     )
 
 
-def cancelled(job: str, shared: Shared) -> None:
+def cancel_job(job: str, shared: RunServices) -> None:
     """Cancel a job of a run unless it has ended. Log other errors, so that the next job can be cancelled.
 
     Raises FleetError if the job cannot be cancelled now.
@@ -285,5 +287,5 @@ def cancelled(job: str, shared: Shared) -> None:
         log.warning("%s was not cancelled: %s", job, e)
 
 
-class _LeftError(Exception):
+class _ServerClosing(Exception):
     """The server is closing; the next server continues the run."""

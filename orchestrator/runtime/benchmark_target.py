@@ -14,25 +14,25 @@ from orchestrator.core.states import TERMINAL, State
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 
-LOOK_S = 0.2
-UP_S = 180.0
+POLL_S = 0.2
+START_S = 180.0
 """Seconds a session may take for its first answer: it imports torch and opens its device."""
 VERDICT_S = 60.0
 """Seconds the fleet may take to find out why a session does not answer."""
-ANSWER_S = 5.0
+REPLY_S = 5.0
 """Seconds within which an idle session describes itself."""
 Data = dict[str, Any]
 
 
-def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
+def wait_for_devices(jobs: Jobs, job: str) -> tuple[int, ...]:
     """Wait until a session's job runs, and return the numbers of the devices that it holds.
 
     Raises TargetLost.
     """
-    return _running(jobs, job).allocation[0][1]
+    return _wait_until_running(jobs, job).allocation[0][1]
 
 
-class FleetColumn:
+class FleetTarget:
     """One device under test, measured through the session of the job's current attempt.
 
     `position`: index of the device among those that the session sees. `opened` is called each time a new session has
@@ -40,7 +40,7 @@ class FleetColumn:
     """
 
     def __init__(
-        self, name: str, position: int, job: str, jobs: Jobs, agents: Agents, opened: "Callable[[FleetColumn], None]"
+        self, name: str, position: int, job: str, jobs: Jobs, agents: Agents, opened: "Callable[[FleetTarget], None]"
     ):
         self.id, self.job = name, job
         self.host = ""
@@ -54,9 +54,9 @@ class FleetColumn:
 
     def open(self) -> None:
         """Wait until the job's session answers, and read the facts of its device. Raises TargetLost."""
-        attempt = _running(self._jobs, self.job)
+        attempt = _wait_until_running(self._jobs, self.job)
         self._epoch = attempt.epoch
-        described = self._describe(time.monotonic() + UP_S)
+        described = self._describe(time.monotonic() + START_S)
         node = node_of(attempt.allocation[0][0])
         facts = self._agents[node].facts
         self.host = described["host"]
@@ -132,14 +132,14 @@ class FleetColumn:
                 return False
             if is_same and self._answers():
                 return True
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             waited_s, wait_s = time.monotonic() - start_s, VERDICT_S + (busy_s if is_same else 0.0)
         raise TargetLost(f"its session has not answered for {waited_s:.0f} s: {error}")
 
     def _answers(self) -> bool:
-        """Check that the session of the known attempt answers within ANSWER_S."""
+        """Check that the session of the known attempt answers within REPLY_S."""
         with suppress(FleetError, NotFound, UserError):
-            self._request({"do": "describe"}, ANSWER_S)
+            self._request({"do": "describe"}, REPLY_S)
             return True
         return False
 
@@ -158,12 +158,12 @@ class FleetColumn:
     def _describe(self, deadline: float) -> Data:
         while True:
             try:
-                reply: Data = self._request({"do": "describe", "limit_s": UP_S}, UP_S)
+                reply: Data = self._request({"do": "describe", "limit_s": START_S}, START_S)
                 return reply
             except (FleetError, NotFound) as e:
                 if time.monotonic() > deadline or self._record().job.state is not State.RUNNING:
                     self._raise_lost(str(e))
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
 
     def _raise_lost(self, error: str) -> None:
         record = self._record()
@@ -173,8 +173,8 @@ class FleetColumn:
         return self._jobs[self.job]
 
 
-def _running(jobs: Jobs, job: str) -> Attempt:
-    deadline = time.monotonic() + UP_S
+def _wait_until_running(jobs: Jobs, job: str) -> Attempt:
+    deadline = time.monotonic() + START_S
     while True:
         record = jobs[job]
         if record.job.state in TERMINAL:
@@ -182,8 +182,8 @@ def _running(jobs: Jobs, job: str) -> Attempt:
         if record.job.state is State.RUNNING:
             return record.attempts[-1]
         if time.monotonic() > deadline and record.job.state is not State.PENDING:
-            raise TargetLost(f"its session did not start within {UP_S:.0f} s")
-        time.sleep(LOOK_S)
+            raise TargetLost(f"its session did not start within {START_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def _price(pool: str) -> float | None:

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cluster.archive_unpack import Contents
+from cluster.archive_unpack import ArchiveContents
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
 from cluster.serialization import to_plain
 from orchestrator.benchmark import job_requests, suite
 from orchestrator.benchmark_format import FORMAT
 from orchestrator.core.model import Devices
-from orchestrator.core.nodes import groups
+from orchestrator.core.nodes import device_groups
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.benchmark_run import Cancel, Run, Shared, Submit, cancelled
+from orchestrator.runtime.benchmark_run import Cancel, Run, RunServices, Submit, cancel_job
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.benchmark_lines import BenchmarkLines
 
@@ -40,11 +40,11 @@ class Benchmarks:
         agents: Agents,
         submit: Submit,
         cancel: Cancel,
-        contents: Callable[[str], Contents],
+        contents: Callable[[str], ArchiveContents],
     ):
         self._lines, self._agents, self._contents = lines, agents, contents
         self._closing = threading.Event()
-        self._shared = Shared(lines, jobs, agents, submit, cancel, self._closing)
+        self._shared = RunServices(lines, jobs, agents, submit, cancel, self._closing)
         self._running: dict[str, Run] = {}
         self._start_lock = threading.Lock()
 
@@ -57,14 +57,14 @@ class Benchmarks:
                 self._start(Run(summary["started"], self._shared))
             except (PolyfleetError, LookupError) as e:
                 message = e.message if isinstance(e, PolyfleetError) else "another version of Polyfleet started it"
-                for job in dict.fromkeys(target["job"] for target in _columns(summary)):
+                for job in dict.fromkeys(target["job"] for target in _targets_of(summary)):
                     self._cancel_job(job)
                 reason = f"this version cannot continue the run: {message}"
                 self._lines.append(summary["run"], {"line": "ended", "state": "FAILED", "reason": reason})
 
     def _cancel_job(self, job: str) -> None:
         try:
-            cancelled(job, self._shared)
+            cancel_job(job, self._shared)
         except FleetError as e:
             log.warning("%s was not cancelled: %s", job, e)
 
@@ -112,7 +112,7 @@ class Benchmarks:
         ready = [(name, node.facts) for name, node in self._agents.ready() if node.facts is not None]
         if not ready and self._agents.problem:
             raise FleetError(self._agents.problem, "run `polyfleet up` first")
-        return [group for name, facts in ready for group in groups(facts, name, "", 0.0, {})]
+        return [group for name, facts in ready for group in device_groups(facts, name, "", 0.0, {})]
 
     def view(self, ref: str) -> Data:
         """State and counts of a run, for the API. Raises NotFound."""
@@ -122,7 +122,7 @@ class Benchmarks:
         ended = summary["ended"]
         return request_fields | {
             "run": summary["run"],
-            "targets": _columns(summary),
+            "targets": _targets_of(summary),
             "state": ended["state"] if ended else "RUNNING" if live and live.is_measuring else "WAITING",
             "reason": ended["reason"] if ended else live.waiting if live else "",
             "progress": live.progress if live and not ended else {},
@@ -189,7 +189,7 @@ class Benchmarks:
         raise NotFound(f"no benchmark run {ref!r}", nearest(ref, [k["run"] for k in summaries][-20:]))
 
 
-def _columns(summary: Data) -> list[Data]:
+def _targets_of(summary: Data) -> list[Data]:
     """Targets of a run, as logged last; before that, those that it was requested for, without jobs."""
     start_line = summary["started"]
     if summary["targets"]:

@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 SETTING = "POLYFLEET_KEEP_JOBS"
 KEEP_JOBS = "30d"
 FOREVER = "forever"
-KEYS_AT_LEAST_S = 86400.0
-LOOK_EVERY_S = 600.0
-CHECKED_AGAIN_S = 5.0
+MIN_KEY_AGE_S = 86400.0
+INTERVAL_S = 600.0
+CHECK_RETRY_S = 5.0
 """Seconds until the next check if the store could not be read."""
 PAUSE_S = 0.02
 """Pause between two transactions, so that submissions come first."""
 
-PLACES_KEPT_S = 30 * 86400.0
+MAX_FOLDER_WAIT_S = 30 * 86400.0
 """Seconds after which folders of removed jobs on a node that does not come back are given up."""
 
-Forget = Callable[[list[AttemptFolderRef]], list[AttemptFolderRef]]
-Distrust = Callable[[str, str], None]
+RemoveFolders = Callable[[list[AttemptFolderRef]], list[AttemptFolderRef]]
+ReportDamaged = Callable[[str, str], None]
 
 
 def keep_jobs_s(environment: Mapping[str, str] = os.environ) -> float | None:
@@ -78,7 +78,7 @@ class Clock:
         return self._first_seq
 
 
-def forget_on(agents: Agents) -> Forget:
+def folder_remover(agents: Agents) -> RemoveFolders:
     """Make a `forget` that asks the node to remove folders, then removes the fences of those jobs."""
 
     def forget(folders: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
@@ -89,7 +89,7 @@ def forget_on(agents: Agents) -> Forget:
         removed = [AttemptFolderRef(node, job, epoch) for job, epoch in pairs]
         for job in dict.fromkeys(folder.job for folder in removed):
             with suppress(FleetError):  # a fence that stays is a few bytes
-                fences.forget(job)
+                fences.remove(job)
         return removed
 
     return forget
@@ -107,9 +107,9 @@ class Housekeeping(threading.Thread):
         self,
         jobs: Jobs,
         store: EventStore,
-        forget: Forget,
+        forget: RemoveFolders,
         keep_s: float | None,
-        distrust: Distrust = lambda job, why: None,
+        distrust: ReportDamaged = lambda job, why: None,
         tidy: Callable[[], None] = lambda: None,
     ):
         super().__init__(name="housekeeping", daemon=True)
@@ -128,7 +128,7 @@ class Housekeeping(threading.Thread):
                 self._run_safely("removing old jobs", self.prune)
             self._run_safely("updating rows of ended jobs", self.refresh)
             self._run_safely("removing unused code archives, data and files", self._tidy)
-            self._closing.wait(LOOK_EVERY_S if checked else CHECKED_AGAIN_S)
+            self._closing.wait(INTERVAL_S if checked else CHECK_RETRY_S)
 
     def close(self) -> None:
         self._closing.set()
@@ -151,13 +151,13 @@ class Housekeeping(threading.Thread):
             count += (removed := retention.remove_jobs(now_s - keep_s, up_to))
         while retention.remove_rows() and not self._wait_or_closing():
             pass
-        while retention.remove_keys(now_s - max(keep_s, KEYS_AT_LEAST_S)) and not self._wait_or_closing():
+        while retention.remove_keys(now_s - max(keep_s, MIN_KEY_AGE_S)) and not self._wait_or_closing():
             pass
         if count:
             log.info("%d jobs that ended more than %.1f days ago were removed", count, keep_s / 86400)
         for node in retention.nodes():
             if not self._clear_node(node):
-                retention.give_up(node, now_s - PLACES_KEPT_S)
+                retention.give_up(node, now_s - MAX_FOLDER_WAIT_S)
 
     def _clear_node(self, node: str) -> bool:
         """Have a node remove all folders of removed jobs, in batches.

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 4 << 20
 
 
-class Packages:
+class ServerCodeArchives:
     def __init__(self, folder: Path):
         self._folder, self._uses = folder, LastUsed()
         self._sending: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
@@ -37,19 +37,19 @@ class Packages:
             raise NotFound(f"no uploaded folder {sha[:12] or '(empty)'}", "submit the job again")
         return path
 
-    def contents(self, sha: str) -> archive_unpack.Contents:
+    def contents(self, sha: str) -> archive_unpack.ArchiveContents:
         """Names and `content_sha` of an uploaded archive; empty for "", a job without a folder.
 
         Raises NotFound.
         """
         if not sha:
-            return archive_unpack.Contents([], "")
+            return archive_unpack.ArchiveContents([], "")
         self._uses.touch(sha)
         archive = self.path(sha)
         if (record := self._read_listing(sha)) is None:  # stored by an older version
             self._write_listing(sha, archive)
             record = self._read_listing(sha) or {}
-        return archive_unpack.Contents(**record["contents"])
+        return archive_unpack.ArchiveContents(**record["contents"])
 
     def is_stored(self, sha: str) -> bool:
         """Check that an archive is stored with its full size.
@@ -120,7 +120,7 @@ class Packages:
                 )
 
 
-class Unnamed:
+class UnusedArchives:
     """Removes code archives that nothing uses any more, from this server and from nodes.
 
     `job_naming` returns a job that uses an archive, or ""; the answer is cached, and checked with `exists` (is this job
@@ -129,7 +129,7 @@ class Unnamed:
 
     def __init__(
         self,
-        archives: Packages,
+        archives: ServerCodeArchives,
         agents: Agents,
         job_naming: Callable[[str], str],
         exists: Callable[[str], bool],

@@ -16,7 +16,7 @@ LIMIT_S = 120.0
 REMEDY = "install polyfleet in the Python of that Ray node, or start the node with a Python that has it"
 
 
-def bring(ray_id: str) -> str:
+def deliver(ray_id: str) -> str:
     """Send our packages to a node and return their folder there.
 
     Raises FleetError if they cannot be imported there: the libraries that they need are not sent.
@@ -67,7 +67,7 @@ def _unpacker() -> Callable[[bytes], tuple[str, str]]:
     return unpack
 
 
-def carried(agent: type, folder: str) -> type:
+def delivered_class(agent: type, folder: str) -> type:
     """Make a class with the methods of `agent`, for a node that has our packages in `folder` only."""
 
     def begin(self: Any, **arguments: Any) -> None:
@@ -88,6 +88,6 @@ def carried(agent: type, folder: str) -> type:
     return type(agent.__name__, (), {"__init__": begin, **{name: calls(name) for name in names}})
 
 
-def lacks_us(text: str) -> bool:
+def is_missing_our_code(text: str) -> bool:
     """Check whether an error text says that one of our packages could not be imported."""
     return any(f"No module named '{name}" in text for name in code_export.PACKAGES)

@@ -18,14 +18,14 @@ from cluster.errors import FleetError, PolyfleetError
 from orchestrator.core import commands as c
 from orchestrator.core.commands import Command
 from orchestrator.core.messages import (
-    Fenced,
+    FenceAnswered,
     LaunchFailed,
     Message,
-    NodesAsked,
-    NotRestarted,
-    Released,
+    NodeNotRestarted,
+    NodeRequestAnswered,
+    ReleaseAnswered,
     Replicated,
-    Stopped,
+    StopAnswered,
 )
 from orchestrator.runtime import autoscaler, fences, ray_capacity, reservations
 from orchestrator.runtime.actors import first_line
@@ -33,7 +33,7 @@ from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.checkpoint_replicator import Replicator
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.log_preservation import Keeping
+from orchestrator.runtime.log_preservation import LogPreservation
 from orchestrator.runtime.ray_calls import RAY
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.store.event_store import EventStore
@@ -42,23 +42,24 @@ log = logging.getLogger(__name__)
 
 LAUNCHES = 32
 RELEASES = 4
-ASK_S = 2.0 * autoscaler.LIMIT_S
+REQUEST_NODES_S = 2.0 * autoscaler.LIMIT_S
 COPIES = 4
 """Maximum number of copies that core/checkpoint_replication.py commands at once."""
-PLACE_S = 15.0
+DEVICES_LOCK_S = 15.0
 """Seconds that a launch or release waits for another one on the same devices."""
 
 
-class _Occupied(FleetError):
+class _DevicesBusy(FleetError):
     def __init__(self, place: str):
-        message = (
-            f"its devices ({place}) are still being reserved or released for another attempt after {PLACE_S:.0f} s"
+        super().__init__(
+            f"its devices ({place}) are still being reserved or released for another attempt"
+            f" after {DEVICES_LOCK_S:.0f} s",
+            "nothing to do: the server tries again",
         )
-        super().__init__(message, "nothing to do: the server tries again")
         self.args = (place,)
 
 
-class Carrier:
+class CommandExecutor:
     """Executes commands; only the controller's thread calls `carry`.
 
     `keeping` saves logs that would be lost with nodes that may be given back.
@@ -71,7 +72,7 @@ class Carrier:
         store: EventStore,
         jobs: Jobs,
         post: Callable[[Message], None],
-        keeping: Keeping,
+        keeping: LogPreservation,
         repair: RepairThread | None = None,
     ):
         self.keeping = keeping
@@ -85,19 +86,19 @@ class Carrier:
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Launch: self._launch,
             c.Stop: self._stop,
-            c.Forget: lambda f: keeping.preserve_before(f, lambda: self._forget(f)),
+            c.RemoveFiles: lambda f: keeping.preserve_before(f, lambda: self._forget(f)),
             c.Fence: self._fence,
             c.Release: self._release,
-            c.MakeAgent: lambda m: agents.start(m.node, m.ray_id),
+            c.StartAgent: lambda m: agents.start(m.node, m.ray_id),
             c.RestartAgent: lambda r: agents.restart(r.node, r.ray_id, r.reason),
             c.RestartNode: self._restart_node,
-            c.DropAgent: lambda d: agents.unwatch(d.node, d.ray_id),
-            c.RestAgent: lambda r: agents.rest(r.node, r.ray_id),
-            c.AskNodes: self._request_nodes,
+            c.UnwatchAgent: lambda d: agents.unwatch(d.node, d.ray_id),
+            c.EndIdleAgent: lambda r: agents.rest(r.node, r.ray_id),
+            c.RequestNodes: self._request_nodes,
             c.StoreReport: self._store_report,
             c.Replicate: partial(self._submit, self._copies, self._run_replication),
-            c.Refuse: lambda _: None,
-            c.Warn: lambda w: log.warning("%s", w.text),
+            c.Reject: lambda _: None,
+            c.LogWarning: lambda w: log.warning("%s", w.text),
         }
 
     def execute(self, command: Command) -> None:
@@ -108,8 +109,10 @@ class Carrier:
         for threads in (self._launches, self._releases, self._copies):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _forget(self, forget: c.Forget) -> None:
-        self._agents.call_async(forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_noted, forget))
+    def _forget(self, forget: c.RemoveFiles) -> None:
+        self._agents.call_async(
+            forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_log_error, forget)
+        )
 
     def _submit(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
         threads.submit(self._post_result, carry, command)
@@ -128,7 +131,7 @@ class Carrier:
         try:
             with self._lock_devices(launch.place):
                 return self._launcher.launch(launch)
-        except _Occupied as e:
+        except _DevicesBusy as e:
             return LaunchFailed(launch.job, launch.epoch, "launch", str(e))
         except Exception as e:
             log.exception("launching %s failed", launch.attempt)
@@ -146,8 +149,8 @@ class Carrier:
                 if command.place not in self._places_in_use:
                     reservations.release(command.place)
         except PolyfleetError as e:
-            return Released(command.place, str(e), command.requested_s)
-        return Released(command.place, requested_s=command.requested_s)
+            return ReleaseAnswered(command.place, str(e), command.requested_s)
+        return ReleaseAnswered(command.place, requested_s=command.requested_s)
 
     def _run_replication(self, command: c.Replicate) -> Message:
         try:
@@ -163,8 +166,8 @@ class Carrier:
         Raises _Occupied.
         """
         lock = self._place_locks[place]
-        if not lock.acquire(timeout=PLACE_S):
-            raise _Occupied(place)
+        if not lock.acquire(timeout=DEVICES_LOCK_S):
+            raise _DevicesBusy(place)
         try:
             yield
         finally:
@@ -172,21 +175,28 @@ class Carrier:
 
     def _restart_node(self, restart: c.RestartNode) -> None:
         """Restart a node after asking Ray again what it holds: the launch's information may be a minute old."""
-        check = partial(ray_capacity.withholds, restart.ray_id)
-        RAY.submit(f"list the reservations on {restart.node}", check, PLACE_S, partial(self._restart_if_withheld, restart))
+        check = partial(ray_capacity.has_stuck_resources, restart.ray_id)
+        RAY.submit(
+            f"list the reservations on {restart.node}",
+            check,
+            DEVICES_LOCK_S,
+            partial(self._restart_if_withheld, restart),
+        )
 
     def _restart_if_withheld(self, restart: c.RestartNode, withholds: Any) -> None:
         node = self._agents.get(restart.node)
         is_same = node is not None and node.ray_id == restart.ray_id
         if withholds is not True or self._repair is None or not is_same:
-            self._post(NotRestarted(restart.node, restart.ray_id))
+            self._post(NodeNotRestarted(restart.node, restart.ray_id))
         elif not self._repair.restart(restart.node, restart.reason):
             log.warning("node %s is not restarted now: it was started too often lately", restart.node)
-            self._post(NotRestarted(restart.node, restart.ray_id))
+            self._post(NodeNotRestarted(restart.node, restart.ray_id))
 
     def _stop(self, stop: c.Stop) -> None:
         def post_result(error: BaseException | None) -> None:
-            self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.requested_s))
+            self._post(
+                StopAnswered(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.requested_s)
+            )
 
         self._agents.call_async(stop.node, "stop", stop.job, stop.epoch, stop.how, done=post_result)
 
@@ -196,16 +206,21 @@ class Carrier:
 
     def _post_fence_answer(self, fence: c.Fence, current_epoch: Any) -> None:
         if isinstance(current_epoch, BaseException):
-            self._post(Fenced(fence.job, fence.epoch, error=str(current_epoch), requested_s=fence.requested_s))
+            self._post(FenceAnswered(fence.job, fence.epoch, error=str(current_epoch), requested_s=fence.requested_s))
         else:
-            self._post(Fenced(fence.job, fence.epoch, current_epoch, requested_s=fence.requested_s))
+            self._post(FenceAnswered(fence.job, fence.epoch, current_epoch, requested_s=fence.requested_s))
 
-    def _request_nodes(self, command: c.AskNodes) -> None:
-        RAY.submit("request nodes from its autoscaler", partial(autoscaler.ask, command.requests), ASK_S, self._post_nodes_requested)
+    def _request_nodes(self, command: c.RequestNodes) -> None:
+        RAY.submit(
+            "request nodes from its autoscaler",
+            partial(autoscaler.request_nodes, command.requests),
+            REQUEST_NODES_S,
+            self._post_nodes_requested,
+        )
 
     def _post_nodes_requested(self, result: Any) -> None:
         is_error = isinstance(result, BaseException)
-        self._post(NodesAsked(first_line(result)) if is_error else NodesAsked(failed=result))
+        self._post(NodeRequestAnswered(first_line(result)) if is_error else NodeRequestAnswered(failed=result))
 
     def _store_report(self, command: c.StoreReport) -> None:
         self._store.report(
@@ -214,6 +229,6 @@ class Carrier:
         self._jobs.set_metrics(command.job, command.metrics)
 
 
-def _noted(command: Command, error: BaseException | None) -> None:
+def _log_error(command: Command, error: BaseException | None) -> None:
     if error is not None:
         log.info("%s: %s", command, error)

@@ -20,49 +20,49 @@ from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.messages import Message
 from orchestrator.core.model import Devices, Plan, Snapshot
-from orchestrator.core.nodes import OWNER, drained
+from orchestrator.core.nodes import OWNER_PREFIX, drained_nodes
 from orchestrator.core.placement import snapshot
 from orchestrator.core.policy import Policy, Project
 from orchestrator.core.throughput import History, Throughput
 from orchestrator.runtime import crash_hook, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
-from orchestrator.runtime.command_executor import Carrier
+from orchestrator.runtime.command_executor import CommandExecutor
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.leave_cluster import give_back
-from orchestrator.runtime.liveness import Pulse
-from orchestrator.runtime.log_preservation import Keeping
+from orchestrator.runtime.leave_cluster import leave_cluster
+from orchestrator.runtime.liveness import Liveness
+from orchestrator.runtime.log_preservation import LogPreservation
 from orchestrator.runtime.ray_calls import RAY
-from orchestrator.runtime.ray_link import Link, before_joining
+from orchestrator.runtime.ray_link import RayLink, before_joining
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.runtime.step_batch import TURN_S, Steps, now
+from orchestrator.runtime.step_batch import CYCLE_S, StepBatch, now
 from orchestrator.store import origin
 from orchestrator.store.event_store import EventStore
 
 log = logging.getLogger(__name__)
 
-SOON_S = 0.02
+PLAN_PAUSE_S = 0.02
 """Seconds until the next cycle when the state has changed and planning is paused (see core/placement.py)."""
 
-TURN_SHARE = 0.5
-GATHER_S = 0.02
-"""After a cycle the thread rests as long as the cycle took (TURN_SHARE: half of a core), at most GATHER_S seconds.
+MAX_LOAD = 0.5
+MAX_REST_S = 0.02
+"""After a cycle the thread rests as long as the cycle took (MAX_LOAD: half of a core), at most MAX_REST_S seconds.
 Messages that arrive during the rest share the next cycle.
 """
 
-WATCH_S = 2.0
-RESERVED_EVERY_S = 60.0
-COMPARE_AGAIN_S = 60.0
+POLL_S = 2.0
+LIST_RESERVED_EVERY_S = 60.0
+COMPARE_RETRY_S = 60.0
 LIMIT_S = 10.0
 
 
-class Runtime(threading.Thread):
+class ControllerThread(threading.Thread):
     """The controller's thread and its state for other threads.
 
-    `holding`: why no job is placed, or "". `replaced`: the fleet was started with another database. `seen` is called
-    with the devices when nodes come or go; `heard` with the last contact of each node when the server loses the fleet
-    or ends. `measured`: throughput and history of workloads at the newest tick.
+    `hold_reason`: why no job is placed, or "". `database_replaced`: the fleet was started with another database.
+    `on_devices` is called with the devices when nodes come or go; `on_last_contacts` with the last contact of each node
+    when the server loses the fleet or ends. `measurements`: throughput and history of workloads at the newest tick.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Runtime(threading.Thread):
         agents: Agents,
         launcher: Launcher,
         inbox: Inbox,
-        keeping: Keeping,
+        keeping: LogPreservation,
         throughput: Callable[[], Throughput] = Throughput,
-        liveness: Pulse | None = None,
+        liveness: Liveness | None = None,
         repair: RepairThread | None = None,
         history: Callable[[], History] = History,
     ):
@@ -82,14 +82,14 @@ class Runtime(threading.Thread):
         self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
         self._throughput, self._history, self._repair = throughput, history, repair
         self.measurements = Throughput(), History()
-        self.liveness = liveness or Pulse()
+        self.liveness = liveness or Liveness()
         self.database_replaced = False
         self.on_devices: Callable[[tuple[Devices, ...]], None] = lambda _: None
         self.on_last_contacts: Callable[[dict[str, float]], None] = lambda _: None
         self._nodes_reported: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._record: FleetRecord | None = None
-        self._groups = node_groups.Known()
+        self._groups = node_groups.NodeGroupCache()
         self._record_error = ""
         self._compared_address, self._compare_at_s = "", 0.0
         self._reserved_s = 0.0
@@ -97,16 +97,16 @@ class Runtime(threading.Thread):
         self._has_ticked = True
         self._closing = threading.Event()
         agents.generation = store.next_generation()
-        self._link = Link(agents, self._inbox.put)
+        self._link = RayLink(agents, self._inbox.put)
         agents.problem = before_joining(self._read_record())
-        self._executor = Carrier(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
-        drained_nodes = drained(e for e in store.events_below(OWNER))
+        self._executor = CommandExecutor(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
+        drained = drained_nodes(e for e in store.events_below(OWNER_PREFIX))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
-        initial = control.resumed(jobs.open(), drained_nodes, store.stored_offset, now(), reported)
-        self._steps = Steps(jobs, initial, self._publish_state, self._before_write)
+        initial = control.control_from_log(jobs.open(), drained, store.stored_offset, now(), reported)
+        self._steps = StepBatch(jobs, initial, self._publish_state, self._before_write)
         for job_id, reason in jobs.damaged.items():
             # A job with a damaged history is cancelled: otherwise it might run twice.
-            self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {reason}"))
+            self.post(m.CancelRequested(job_id, f"its history in the job store is damaged: {reason}"))
 
     # -- for other threads
 
@@ -173,22 +173,24 @@ class Runtime(threading.Thread):
             try:
                 self._cycle()
                 self.liveness.cycle_ended()
-                rest_s = (time.thread_time() - used_s) * (1 / TURN_SHARE - 1)
-                self._turn_due_s = time.monotonic() + min(rest_s, GATHER_S)
+                rest_s = (time.thread_time() - used_s) * (1 / MAX_LOAD - 1)
+                self._turn_due_s = time.monotonic() + min(rest_s, MAX_REST_S)
             except PolyfleetError as e:
                 self._inbox.refuse_requests(e)
                 self._cycle_failed(str(e))
             except Exception as e:
                 if repr(e) != self.liveness.error:
                     log.exception("this cycle failed; the next one processes its messages again")
-                self._inbox.refuse_requests(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
+                self._inbox.refuse_requests(
+                    FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
+                )
                 self._cycle_failed(repr(e))
 
     def _cycle_failed(self, error: str) -> None:
         if error != self.liveness.error:
             log.warning("%s", error)
         self.liveness.cycle_ended(error)
-        self._closing.wait(TURN_S)
+        self._closing.wait(CYCLE_S)
 
     def _set_problem(self, reason: str) -> None:
         if reason and not self.problem:
@@ -202,9 +204,9 @@ class Runtime(threading.Thread):
 
     def _wait_s(self) -> float:
         if not (self.control.needs_plan and self.control.is_joined) or self.control.problem:
-            return TURN_S
+            return CYCLE_S
         left_s = self._steps.tick_due_s - time.monotonic()
-        return SOON_S if self._has_ticked else max(0.0, left_s)
+        return PLAN_PAUSE_S if self._has_ticked else max(0.0, left_s)
 
     def _cycle(self) -> None:
         """Run one cycle. Messages stay in the inbox until all events that follow from them are stored."""
@@ -277,19 +279,22 @@ class Runtime(threading.Thread):
         self._set_problem((trouble and self._record_error) or trouble)
         if self._agents.superseded_by and self._repair:
             self._repair.close()
-        fleet, link_changes = self._link.fleet, [i for i in self._inbox.pending if isinstance(i, m.Joined | m.Parted)]
-        joined = isinstance(link_changes[-1], m.Joined) if link_changes else self.control.is_joined
+        fleet, link_changes = (
+            self._link.fleet,
+            [i for i in self._inbox.pending if isinstance(i, m.ClusterJoined | m.ClusterParted)],
+        )
+        joined = isinstance(link_changes[-1], m.ClusterJoined) if link_changes else self.control.is_joined
         if fleet is None and joined:
-            return [m.Parted(over=recorded is None or recorded.state != "up")]
+            return [m.ClusterParted(over=recorded is None or recorded.state != "up")]
         if fleet is not None and not joined:
             self._reserved_s = 0.0
-            return [m.Joined()]
+            return [m.ClusterJoined()]
         return []
 
     def _give_back(self) -> None:
         scaling = self.control.scaling
         grows = bool(scaling.groups or scaling.confirmed_request or scaling.pending_request)
-        give_back(self._agents, list(self.control.attempts.values()), grows)
+        leave_cluster(self._agents, list(self.control.attempts.values()), grows)
 
     def _compare_origin(self, fleet: FleetRecord) -> None:
         """Compare our database with the one that the fleet was started with.
@@ -297,11 +302,11 @@ class Runtime(threading.Thread):
         Retried later if the disk is full.
         """
         try:
-            self.database_replaced = origin.replaced(home(), fleet.address, self._store.identity)
+            self.database_replaced = origin.is_other_database(home(), fleet.address, self._store.identity)
             self._compared_address = fleet.address
         except OSError as e:
             log.warning("the identity of the fleet's database could not be saved; it will be retried: %s", e)
-            self._compare_at_s = time.monotonic() + COMPARE_AGAIN_S
+            self._compare_at_s = time.monotonic() + COMPARE_RETRY_S
 
     def _prices(self) -> dict[str, float]:
         pools = self.fleet.pools if self.fleet else {}
@@ -310,7 +315,7 @@ class Runtime(threading.Thread):
     def _policy(self) -> Policy:
         spec = self.fleet.policy_spec if self.fleet else {}
         policy = Policy(**{name: value for name, value in spec.items() if name in Policy.__slots__})
-        installed_policies.expect(policy.name)
+        installed_policies.register_expected(policy.name)
         return policy
 
     def _projects(self) -> dict[str, Project]:
@@ -334,12 +339,12 @@ class Runtime(threading.Thread):
         if self._agents.minimum_generation > self._agents.generation:
             self._agents.generation = self._store.next_generation(self._agents.minimum_generation)
         for node in self._agents.idle_agents():
-            cursors, last_phases = control.watch_of(self.control, node)
-            self._agents.poll(node, cursors, last_phases, WATCH_S)
-        if time.monotonic() - self._reserved_s > RESERVED_EVERY_S and not self.hold_reason:
+            cursors, last_phases = control.poll_arguments(self.control, node)
+            self._agents.poll(node, cursors, last_phases, POLL_S)
+        if time.monotonic() - self._reserved_s > LIST_RESERVED_EVERY_S and not self.hold_reason:
             self._reserved_s = time.monotonic()
-            RAY.submit("list reserved devices", reservations.list_held, LIMIT_S, self._post_reserved)
+            RAY.submit("list reserved devices", reservations.list_reserved_now, LIMIT_S, self._post_reserved)
 
     def _post_reserved(self, reserved: Any) -> None:
         if not isinstance(reserved, BaseException):
-            self.post(m.Reserved(reserved))
+            self.post(m.ReservationsListed(reserved))

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
-from orchestrator.checkpoint_address import of_this_machine
+from orchestrator.checkpoint_address import is_local_path
 from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.data_sources import Item, Sources, Tell, facts_of
+from orchestrator.runtime.data_sources import Item, SetActivity, Sources, facts_of
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.file_moves import COMMIT_S
 from orchestrator.show.units import size
@@ -33,7 +33,7 @@ class DataMoves:
     store: DataStore
     locks: dict[tuple[str, str], threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
-    def bring(self, launch: Launch, set_activity: Tell) -> tuple[Mount, ...]:
+    def bring(self, launch: Launch, set_activity: SetActivity) -> tuple[Mount, ...]:
         """Bring all data of a launch. Raises SpecError for the user's errors, FleetError for what is retried."""
         mounts = []
         for index, data in enumerate(launch.data):
@@ -53,7 +53,7 @@ class DataMoves:
         facts = facts_of(self.agents, name)
         return (facts.storage_id if facts else "") or f"node {name}"
 
-    def _ensure_on(self, node: str, item: Item, set_activity: Tell) -> str:
+    def _ensure_on(self, node: str, item: Item, set_activity: SetActivity) -> str:
         """Make sure that the node's cache has the item, and return its SHA-256."""
         set_activity(f"looks for {item.data.uri} on {node}")
         if item.expected and self.agents.call(node, "find_data", item.expected, timeout_s=COMMIT_S) is not None:
@@ -71,7 +71,7 @@ class DataMoves:
                 raise SpecError(item.field, e.message, e.remedy) from None
 
     @contextmanager
-    def _lock_item(self, node: str, item: Item, set_activity: Tell) -> Iterator[None]:
+    def _lock_item(self, node: str, item: Item, set_activity: SetActivity) -> Iterator[None]:
         """Hold the lock of this item in this storage, so that no other launch fetches it at the same time."""
         lock = self.locks[self._storage_of(node), item.expected or item.data.uri]
         if not lock.acquire(blocking=False):
@@ -82,7 +82,7 @@ class DataMoves:
         finally:
             lock.release()
 
-    def _fetch(self, node: str, item: Item, set_activity: Tell) -> str:
+    def _fetch(self, node: str, item: Item, set_activity: SetActivity) -> str:
         source = Sources(self.agents, self.checkpoints, self.store).find(node, item, set_activity)
         cached = self.agents.call(node, "data_found_at", source.key, timeout_s=COMMIT_S) if source.key else ""
         if cached and item.expected in ("", cached):
@@ -93,7 +93,7 @@ class DataMoves:
         set_activity(f"checks {size(source.bytes)} of data on {node}")
         record = self.agents.call(node, "keep_data", upload, inner, item.expected, source.key, timeout_s=COMMIT_S)
         actual = str(record["sha256"])
-        if actual != item.expected and of_this_machine(item.data.uri):
+        if actual != item.expected and is_local_path(item.data.uri):
             raise FleetError(
                 f"{item.data.uri} reached {node} with another content than on this server",
                 "nothing to do: the server sends it again",

@@ -14,18 +14,18 @@ from typing import Any
 from cluster import checkpoint_location
 from cluster.checkpoint_location import CheckpointLocation
 from cluster.content_cache import source_key
-from cluster.content_hash import entry_refusal
+from cluster.content_hash import entry_error
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
 from cluster.folder_access import PIECE_BYTES, digest
 from cluster.folder_entries import Entry
 from cluster.types import NodeFacts
-from orchestrator.checkpoint_address import of_this_machine
+from orchestrator.checkpoint_address import is_local_path
 from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.model import Data
 from orchestrator.runtime import actors
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.bandwidth_limit import Pace
-from orchestrator.runtime.data_store import DataStore, missing
+from orchestrator.runtime.bandwidth_limit import RateLimit
+from orchestrator.runtime.data_store import DataStore, not_uploaded
 from orchestrator.runtime.file_locations import Folder
 from orchestrator.runtime.file_moves import COMMIT_S, IN_FLIGHT, PIECE_S, Copy
 from orchestrator.show.units import size
@@ -34,7 +34,7 @@ from workers.messages import Mount
 BUSY_S = 600.0
 """Seconds for which to retry while a node runs its maximum number of tools."""
 OUTPUT = "output"
-Tell = Callable[[str], None]
+SetActivity = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Sources:
     checkpoints: CheckpointService
     store: DataStore
 
-    def find(self, node: str, item: Item, set_activity: Tell) -> Source:
+    def find(self, node: str, item: Item, set_activity: SetActivity) -> Source:
         """Find the source of an item that is needed on `node`. Raises SpecError, FleetError, NotFound."""
-        if of_this_machine(item.data.uri):
+        if is_local_path(item.data.uri):
             return self._from_server(item, set_activity)
         location = checkpoint_location.parse_location(item.data.uri, f"{item.field}.uri")
         return (
@@ -86,10 +86,10 @@ class Sources:
 
     # -- from an object store, read by the node itself
 
-    def _from_store(self, node: str, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
+    def _from_store(self, node: str, location: CheckpointLocation, item: Item, set_activity: SetActivity) -> Source:
         source = {"source": {"uri": str(location)}}
         description = self._run_tool(node, "look", source, lambda done_bytes, total: None, set_activity)
-        progress = _progress(set_activity, str(location), description["bytes"])
+        progress = _report_progress(set_activity, str(location), description["bytes"])
         pool = self.agents[node].facts.pool  # type: ignore[union-attr] # a node with a launch has reported its facts
 
         def send(node: str, upload: str) -> str:
@@ -100,7 +100,7 @@ class Sources:
         return Source(description["bytes"], source_key(item.data.uri, description["version"]), send)
 
     def _run_tool(
-        self, node: str, verb: str, arguments: Any, progress: Callable[[int, int], None], set_activity: Tell
+        self, node: str, verb: str, arguments: Any, progress: Callable[[int, int], None], set_activity: SetActivity
     ) -> Any:
         """Run a tool on a node, and retry while the node runs its maximum number.
 
@@ -118,10 +118,10 @@ class Sources:
 
     # -- from a pool's storage, copied between nodes
 
-    def _from_pool(self, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
+    def _from_pool(self, location: CheckpointLocation, item: Item, set_activity: SetActivity) -> Source:
         reader, folder, name, entries = self._find_entries(location, item)
         for entry in entries:
-            if refusal := entry_refusal(entry["type"], entry["refused"]):
+            if refusal := entry_error(entry["type"], entry["refused"]):
                 remedy = "remove this entry, or name a folder that does not contain it"
                 raise SpecError(f"{item.field}.uri", f"{location}: {entry['path']!r} {refusal}", remedy)
         files = [entry for entry in entries if entry["type"] == "file"]
@@ -131,11 +131,11 @@ class Sources:
 
         def send(node: str, upload: str) -> str:
             arrived = self.agents.call(node, "begin_upload", upload)
-            pace = self.checkpoints.pace or Pace()
+            pace = self.checkpoints.pace or RateLimit()
             wait = partial(pace.wait, facts_of(self.agents, reader), facts_of(self.agents, node))
-            Copy(self.agents, source, folder, node, upload, set_activity, wait, _told(str(location), total)).send(
-                files, arrived
-            )
+            Copy(
+                self.agents, source, folder, node, upload, set_activity, wait, _activity_text(str(location), total)
+            ).send(files, arrived)
             self.agents.call(node, "keep_only", upload, [e["path"] for e in files], timeout_s=COMMIT_S)
             return name
 
@@ -186,16 +186,16 @@ class Sources:
 
     # -- from this server, uploaded by a client
 
-    def _from_server(self, item: Item, set_activity: Tell) -> Source:
+    def _from_server(self, item: Item, set_activity: SetActivity) -> Source:
         try:
             total = self.store.size_bytes(item.expected)
         except (NotFound, UserError):
-            raise missing(f"{item.field}.uri", item.data.uri) from None
+            raise not_uploaded(f"{item.field}.uri", item.data.uri) from None
 
         def send(node: str, upload: str) -> str:
             tree, files, single = self.store.files(item.expected)
             arrived = self.agents.call(node, "begin_upload", upload)
-            done_bytes, pending, progress = 0, deque[Any](), _progress(set_activity, item.data.uri, total)
+            done_bytes, pending, progress = 0, deque[Any](), _report_progress(set_activity, item.data.uri, total)
             for entry in files:
                 path, size_bytes = entry["path"], entry["bytes"]
                 if arrived.get(path) == size_bytes and size_bytes:  # the node hashes it later, with all other files
@@ -207,32 +207,32 @@ class Sources:
                     last = offset + PIECE_BYTES >= size_bytes
                     arguments = (upload, path, offset, piece.data, digest(piece.data), end if last else None)
                     if last:
-                        done_bytes += _settle(pending, 0, node)
+                        done_bytes += _wait_for_pieces(pending, 0, node)
                     pending.append(self.agents.actor(node).write_piece.remote(*arguments))
-                    done_bytes += _settle(pending, IN_FLIGHT - 1, node)
+                    done_bytes += _wait_for_pieces(pending, IN_FLIGHT - 1, node)
                     progress(done_bytes, total)
-            _settle(pending, 0, node)
+            _wait_for_pieces(pending, 0, node)
             self.agents.call(node, "keep_only", upload, [entry["path"] for entry in files], timeout_s=COMMIT_S)
             return single
 
         return Source(total, "", send)
 
 
-def _settle(pending: "deque[Any]", maximum: int, node: str) -> int:
+def _wait_for_pieces(pending: "deque[Any]", maximum: int, node: str) -> int:
     """Wait until at most `maximum` pieces are in flight; return the number of bytes that have arrived."""
     done_bytes = 0
     while len(pending) > maximum:
-        done_bytes += int(actors.answer(pending.popleft(), f"node {node}: write_piece", COMMIT_S))
+        done_bytes += int(actors.get_result(pending.popleft(), f"node {node}: write_piece", COMMIT_S))
     return done_bytes
 
 
-def _told(uri: str, total: int) -> Callable[[int], str]:
+def _activity_text(uri: str, total: int) -> Callable[[int], str]:
     """Make a function from bytes fetched to a progress text."""
     return lambda done_bytes: f"fetches {size(total)} of data from {uri} ({100 * done_bytes // max(total, 1)} %)"
 
 
-def _progress(set_activity: Tell, uri: str, total: int) -> Callable[[int, int], None]:
-    text = _told(uri, total)
+def _report_progress(set_activity: SetActivity, uri: str, total: int) -> Callable[[int, int], None]:
+    text = _activity_text(uri, total)
     set_activity(text(0))
     return lambda done_bytes, _: set_activity(text(done_bytes))
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cluster.content_cache import Contents
+from cluster.content_cache import ContentCache
 from cluster.content_hash import Content
 from cluster.errors import NotFound, SpecError, UserError
-from cluster.folder_access import Tree, digest, digest_of, plain
+from cluster.folder_access import FolderTree, digest, digest_of, normalize_path
 from cluster.folder_entries import Entry
 from cluster.last_used import IDLE_S
 
@@ -26,7 +26,7 @@ class DataStore:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._contents = Contents(folder)
+        self._contents = ContentCache(folder)
 
     def is_stored(self, sha256: str) -> bool:
         """Check whether the content is stored. This counts as use, because a submission follows."""
@@ -38,19 +38,23 @@ class DataStore:
             raise NotFound(f"data {sha256[:12]}… is no longer on this server", "submit the job again")
         return content.bytes
 
-    def files(self, sha256: str) -> tuple[Tree, list[Entry], str]:
+    def files(self, sha256: str) -> tuple[FolderTree, list[Entry], str]:
         """Return (tree, its file entries, file name); the name is "" if the content is a folder."""
         content = self._folder / sha256 / "content"
         if content.is_file():
-            return Tree(content.parent), [Tree(content.parent).entry("content")], "content"
-        return Tree(content), [entry for entry in Tree(content).all_entries() if entry["type"] == "file"], ""
+            return FolderTree(content.parent), [FolderTree(content.parent).entry("content")], "content"
+        return (
+            FolderTree(content),
+            [entry for entry in FolderTree(content).all_entries() if entry["type"] == "file"],
+            "",
+        )
 
     def store(self, upload: str, sha256: str, single: str) -> Content:
         """Store a complete upload, or its `single` file, as content. Raises UserError if the digest differs."""
         if (existing := self._contents.find(sha256)) is not None:
             self.discard(upload)
             return existing
-        folder, single = self._upload(upload), plain(single, "single") if single else ""
+        folder, single = self._upload(upload), normalize_path(single, "single") if single else ""
         if not folder.is_dir():
             raise NotFound(f"no upload {upload}", "send the data first")
         content = self._contents.add(folder / single if single else folder, sha256)
@@ -100,11 +104,11 @@ class DataStore:
             raise UserError(f"{upload[:80]!r} is not an upload's id", "use 8 to 64 of 0-9, a-z and -")
         return self._folder / UPLOADS / upload
 
-    def _tree(self, upload: str) -> Tree:
+    def _tree(self, upload: str) -> FolderTree:
         self._upload(upload)
-        return Tree(self._folder, f"{UPLOADS}/{upload}")
+        return FolderTree(self._folder, f"{UPLOADS}/{upload}")
 
 
-def missing(field: str, uri: str) -> SpecError:
+def not_uploaded(field: str, uri: str) -> SpecError:
     message = f"{uri} is a path on the submitting machine, and the server does not have its content"
     return SpecError(field, message, "submit the job with `polyfleet submit` or from Python, which upload the data")

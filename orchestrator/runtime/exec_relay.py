@@ -17,12 +17,12 @@ from orchestrator.show.terminal_text import one_line
 
 log = logging.getLogger(__name__)
 
-MOST = 32
+MAX_RELAYS = 32
 """Maximum number of commands at a time through this server; each node has its own limit."""
 WRITE_S = 2.0
-ANSWER_S = 20.0
-LONGEST_LOGGED = 2000
-RUNS = (State.RUNNING, State.SAVING)
+REPLY_S = 20.0
+MAX_LOGGED_LENGTH = 2000
+RUNNING_STATES = (State.RUNNING, State.SAVING)
 Data = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ class TooManyExecs(LimitExceeded):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExecRequest:
     """A request for a command.
 
     `command`: empty for a shell. `by`: user name, as the client states it. `term`: TERM.
@@ -59,7 +59,7 @@ class Exec:
     number: str
 
 
-class Execs:
+class ExecRelay:
     """Commands of this server, by their own ids. Thread-safe."""
 
     def __init__(self, agents: Agents):
@@ -67,13 +67,13 @@ class Execs:
         self._lock = threading.Lock()
         self._running: dict[str, Exec] = {}
 
-    def start(self, record: Record, request: Asked) -> Data:
+    def start(self, record: Record, request: ExecRequest) -> Data:
         """Start a command; return {"exec", "job", "attempt", "rank", "node"}.
 
         Raises Conflict, NotFound, FleetError, TooManyExecs.
         """
-        if len(self._running) >= MOST:
-            raise TooManyExecs(MOST)
+        if len(self._running) >= MAX_RELAYS:
+            raise TooManyExecs(MAX_RELAYS)
         epoch, node = self._locate_rank(record, request.rank)
         order = {
             "rank": request.rank,
@@ -84,7 +84,7 @@ class Execs:
         }
         arguments = (self._agents.generation, record.job.id, epoch, order, (request.rows, request.columns))
         number = self._agents.call(node, "exec_start", *arguments)
-        command_text = shlex.join(request.command)[:LONGEST_LOGGED] if request.command else "a shell"
+        command_text = shlex.join(request.command)[:MAX_LOGGED_LENGTH] if request.command else "a shell"
         exec_id = uuid4().hex
         with self._lock:
             self._running[exec_id] = Exec(node, number)
@@ -105,7 +105,7 @@ class Execs:
             raise Conflict(
                 f"{job.id} has ended: {job.state}", "commands can only join a running job; submit it as a separate job"
             )
-        if attempt is None or job.state not in RUNS:
+        if attempt is None or job.state not in RUNNING_STATES:
             raise Conflict(
                 f"{job.id} is not running now: {job.state}",
                 f"`polyfleet explain {job.id}` shows what it waits for; try again once it is RUNNING",
@@ -125,7 +125,7 @@ class Execs:
         """Read output; parameters and result as of the agent's `exec_read`. Logs the end of the command."""
         running = self._find(exec_id)
         reply: Data = self._agents.call(
-            running.node, "exec_read", running.number, offset, timeout_s, timeout_s=timeout_s + ANSWER_S
+            running.node, "exec_read", running.number, offset, timeout_s, timeout_s=timeout_s + REPLY_S
         )
         if reply["ended"]:
             ended = f"exit code {reply['code']}" if reply["code"] is not None else reply["reason"]

@@ -21,43 +21,43 @@ from workers.messages import FENCE_KEY
 
 LIMIT_S = 10.0
 RAISE, LOWER, REMOVE = "raise a fence", "lower a fence", "remove a fence"
-Answered = Callable[[Any], None]
+OnResult = Callable[[Any], None]
 """Called once, in another thread, with the current epoch of the fence or the exception."""
 
 
-def raise_to(job: str, epoch: int, answered: Answered) -> None:
+def raise_to(job: str, epoch: int, answered: OnResult) -> None:
     """Raise a job's fence to at least `epoch`: older attempts stop as soon as their agent reads it."""
-    _IN_TURN.submit(job, _Change(RAISE, partial(_raise, job, epoch), answered))
+    _QUEUE.submit(job, _Change(RAISE, partial(_raise, job, epoch), answered))
 
 
-def lower_to(job: str, epoch: int, answered: Answered) -> None:
+def lower_to(job: str, epoch: int, answered: OnResult) -> None:
     """Lower a fence from `epoch` + 1 to `epoch`; a fence above that is not changed."""
-    _IN_TURN.submit(job, _Change(LOWER, partial(_lower, job, epoch), answered))
+    _QUEUE.submit(job, _Change(LOWER, partial(_lower, job, epoch), answered))
 
 
-def take(job: str, epoch: int, ours: bool) -> int:
+def acquire(job: str, epoch: int, ours: bool) -> int:
     """Claim `epoch` for an attempt that is about to start: raise the fence to it and return 0.
 
     If this or a newer epoch may already have run, change nothing and return the fence's epoch. `ours`: a fence at
     `epoch` is allowed, because this server raised it. Raises FleetError after LIMIT_S.
     """
-    current_epoch: int = _IN_TURN.run(job, RAISE, partial(_take, job, epoch, ours))
+    current_epoch: int = _QUEUE.run(job, RAISE, partial(_acquire, job, epoch, ours))
     return current_epoch
 
 
-def forget(job: str) -> None:
+def remove(job: str) -> None:
     """Remove the fence of a removed job, of which no attempt can run. Raises FleetError after LIMIT_S."""
-    _IN_TURN.run(job, REMOVE, partial(_forget, job))
+    _QUEUE.run(job, REMOVE, partial(_remove, job))
 
 
 @dataclass(eq=False, slots=True)
 class _Change:
     name: str
     make: Callable[[], Any]
-    on_result: Answered
+    on_result: OnResult
 
 
-class _InTurn:
+class _PerJobQueue:
     """Per job: the change in progress, and at most one that waits for it. Thread-safe.
 
     A newer change replaces the waiting one, which gets an error.
@@ -75,7 +75,7 @@ class _InTurn:
         if current is None:
             self._begin(job, change)
         elif replaced is not None:
-            replaced.on_result(_late(job, current))
+            replaced.on_result(_late_error(job, current))
 
     def run(self, job: str, name: str, make: Callable[[], Any]) -> Any:
         """Make a change in its turn and return its result. Raises its error, or FleetError after LIMIT_S."""
@@ -85,7 +85,7 @@ class _InTurn:
         try:
             result = results.get(timeout=LIMIT_S)
         except queue.Empty:
-            raise _late(job, self._give_up(job, change)) from None
+            raise _late_error(job, self._give_up(job, change)) from None
         if isinstance(result, BaseException):
             raise result
         return result
@@ -115,11 +115,11 @@ class _InTurn:
             self._begin(job, next_change)
 
 
-_IN_TURN = _InTurn()
+_QUEUE = _PerJobQueue()
 """One for the process, as there is one Ray connection."""
 
 
-def _late(job: str, change: _Change) -> FleetError:
+def _late_error(job: str, change: _Change) -> FleetError:
     remedy = "`polyfleet doctor` shows what the server waits for"
     return FleetError(f"Ray has not answered yet the request to {change.name} of job {job}", remedy)
 
@@ -131,7 +131,7 @@ def _raise(job: str, epoch: int) -> int:
     return epoch
 
 
-def _take(job: str, epoch: int, ours: bool) -> int:
+def _acquire(job: str, epoch: int, ours: bool) -> int:
     current_epoch = _read(job)
     if current_epoch > epoch or (current_epoch == epoch and not ours):
         return current_epoch
@@ -158,7 +158,7 @@ def _change(job: str, epoch: int) -> None:
     _write(job, epoch)
 
 
-def _forget(job: str) -> None:
+def _remove(job: str) -> None:
     from ray.experimental.internal_kv import _internal_kv_del
 
     fences.remove(fences.local_folder(), job)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cluster.errors import FleetError
 from cluster.types import NodeFacts
-from orchestrator.core.attempts import Ran
+from orchestrator.core.attempts import PreviousAttempt
 from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.step_batch import now
@@ -30,7 +30,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocatedFiles:
     """The folders of the newest attempt: several if its nodes do not share storage.
 
     `away`: nodes that may have a folder but cannot be asked.
@@ -40,11 +40,11 @@ class Found:
     away: tuple[str, ...] = ()
 
 
-class FilePlaces:
+class FileLocator:
     def __init__(self, agents: Agents):
         self._agents = agents
 
-    def find(self, job: str, attempts: Sequence[Ran]) -> Found:
+    def find(self, job: str, attempts: Sequence[PreviousAttempt]) -> LocatedFiles:
         """Find the job's newest folders. `attempts`: newest first.
 
         Folders older than the newest started attempt are ignored: that attempt started with their files, and anything
@@ -62,7 +62,7 @@ class FilePlaces:
                     folders.setdefault(candidate.storage, candidate)
         newest = max((folder.epoch for folder in folders.values()), default=0)
         newest_folders = (folder for folder in folders.values() if folder.epoch == newest)
-        return Found(tuple(sorted(newest_folders, key=lambda f: f.node_rank)), tuple(dict.fromkeys(away)))
+        return LocatedFiles(tuple(sorted(newest_folders, key=lambda f: f.node_rank)), tuple(dict.fromkeys(away)))
 
     def _newest_folder(self, job: str, pool: str, node: str, rank: int, floor: int) -> Folder | None:
         """The job's newest folder in the storage of `node`, of epoch 0 if there is none.

@@ -15,8 +15,8 @@ from cluster.types import NodeFacts
 from orchestrator.core.commands import Launch
 from orchestrator.runtime import actors
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.bandwidth_limit import Pace
-from orchestrator.runtime.file_locations import FilePlaces, Folder, Found
+from orchestrator.runtime.bandwidth_limit import RateLimit
+from orchestrator.runtime.file_locations import FileLocator, Folder, LocatedFiles
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +25,15 @@ IN_FLIGHT = 4
 TRIES = 3
 PIECE_S = 120.0
 COMMIT_S = 3600.0
-Tell = Callable[[str], None]
+SetActivity = Callable[[str], None]
 
 
 class FileMoves:
-    def __init__(self, agents: Agents, pace: Pace | None = None):
-        self._agents, self._pace = agents, pace or Pace()
-        self._locator = FilePlaces(agents)
+    def __init__(self, agents: Agents, pace: RateLimit | None = None):
+        self._agents, self._pace = agents, pace or RateLimit()
+        self._locator = FileLocator(agents)
 
-    def bring(self, launch: Launch, set_activity: Tell) -> str:
+    def bring(self, launch: Launch, set_activity: SetActivity) -> str:
         """Give an attempt the files of earlier attempts; return a sentence on files that are missing, or "".
 
         Raises FleetError; the launch is then retried.
@@ -53,7 +53,7 @@ class FileMoves:
         except PolyfleetError as e:
             raise FleetError(f"its files could not be copied: {e.message}", e.remedy) from e
 
-    def _bring(self, launch: Launch, located: Found, set_activity: Tell) -> list[str]:
+    def _bring(self, launch: Launch, located: LocatedFiles, set_activity: SetActivity) -> list[str]:
         """Bring the files to each storage of the attempt; return sentences on files that were left behind."""
         if not located.folders:
             return []
@@ -92,7 +92,7 @@ class FileMoves:
         facts = self._facts(name)
         return facts.pool if facts else ""
 
-    def _copy(self, launch: Launch, source: Folder, node: str, set_activity: Tell) -> str:
+    def _copy(self, launch: Launch, source: Folder, node: str, set_activity: SetActivity) -> str:
         """Copy the files to a node; return a sentence on files that could not be copied, or "".
 
         If this is interrupted, files that have arrived stay, and the next try continues from there.
@@ -137,7 +137,7 @@ class Copy:
         folder: str,
         node: str,
         upload: str,
-        set_activity: Tell,
+        set_activity: SetActivity,
         wait: Callable[[int], None],
         describe: Callable[[int], str] | None = None,
     ):
@@ -202,11 +202,11 @@ class Copy:
     def _wait_for_pieces(self, maximum: int) -> None:
         while len(self._pending) > maximum:
             path, ref = self._pending.popleft()
-            version = actors.answer(ref, f"node {self._node}: take_piece", PIECE_S)
+            version = actors.get_result(ref, f"node {self._node}: take_piece", PIECE_S)
             self._versions.setdefault(path, set()).add(version)
 
 
-def _source(located: Found, rank: int) -> Folder | None:
+def _source(located: LocatedFiles, rank: int) -> Folder | None:
     """The folder that the part with this node rank starts with: the only one, or its own."""
     if len(located.folders) == 1:
         return located.folders[0]

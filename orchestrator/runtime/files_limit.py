@@ -31,7 +31,7 @@ def keep_files_bytes(environment: Mapping[str, str] = os.environ) -> int | None:
         raise UserError(f"{SETTING}: {e.message}", f"write e.g. {SETTING}=500GB, or {SETTING}={FOREVER}") from None
 
 
-def chosen(sizes: Mapping[str, int], ended_s: Mapping[str, float], limit_bytes: int) -> list[str]:
+def select_jobs(sizes: Mapping[str, int], ended_s: Mapping[str, float], limit_bytes: int) -> list[str]:
     """Select ended jobs whose files are removed, so that the rest of `sizes` is within the limit."""
     total, selected = sum(sizes.values()), []
     for job in sorted(ended_s, key=lambda job: ended_s[job]):
@@ -71,6 +71,6 @@ class FilesLimit:
             record = self._jobs.get(job)
             if record and record.job.state in TERMINAL and record.live_attempt is None and record.ended_s is not None:
                 ended_s[job], epochs[job] = record.ended_s, record.job.epoch
-        for job in chosen(sizes, ended_s, limit_bytes):
+        for job in select_jobs(sizes, ended_s, limit_bytes):
             self._agents.call(node, "remove_files", job, epochs[job])
             log.info("the files of %s in pool %s were removed: %s is %d bytes", job, pool, SETTING, limit_bytes)

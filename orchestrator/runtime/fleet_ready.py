@@ -7,22 +7,22 @@ from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from orchestrator.core.model import Devices, Snapshot
 from orchestrator.runtime.agents import NO_FLEET, Agents
-from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.last_inventory import KnownDevices
+from orchestrator.runtime.controller import ControllerThread
+from orchestrator.runtime.last_inventory import LastInventory
 from orchestrator.runtime.ray_calls import RAY
 
 BRING_UP = "run `polyfleet up` first"
-UP_SHOWS = "`polyfleet status` shows its progress, and `polyfleet up` restarts lost parts"
+STATUS_REMEDY = "`polyfleet status` shows its progress, and `polyfleet up` restarts lost parts"
 FIRST_NODES_WAIT_S = 20.0
 SUBMIT_WAIT_S = 4.0
 """Seconds that a submission waits for the nodes of a fleet that is starting; the job is then accepted unchecked."""
 NOT_YET = "no node has reported yet"
 
 
-class FleetSeen:
+class FleetReadiness:
     """The fleet's devices, once its nodes have reported. Thread-safe. `inventory`: the last known one."""
 
-    def __init__(self, runtime: Runtime, agents: Agents, inventory: KnownDevices):
+    def __init__(self, runtime: ControllerThread, agents: Agents, inventory: LastInventory):
         self._runtime, self._agents, self._inventory = runtime, agents, inventory
         self._ready_address = ""
         runtime.on_devices, runtime.on_last_contacts = self._store_inventory, inventory.set_last_contacts
@@ -59,7 +59,7 @@ class FleetSeen:
         is_up = fleet is not None and fleet.state == "up"
         if trouble := self._runtime.problem or ("" if is_up else NO_FLEET):
             message = f"{trouble}, and {elsewhere}" if elsewhere else trouble
-            raise FleetError(message, UP_SHOWS if is_up else BRING_UP)
+            raise FleetError(message, STATUS_REMEDY if is_up else BRING_UP)
 
     def pools(self) -> dict[str, list[str]]:
         """Nodes by pool, of the fleet that is up or else of the last known inventory."""
@@ -105,7 +105,9 @@ class FleetSeen:
         if self._ready_address == fleet.address:
             return True
         reported = {name for name, agent in self._agents.items() if agent.facts or agent.lost_reason}
-        return bool(reported or self._is_autoscaled) and reported >= {p.node for p in fleet.running() if p.role == "worker"}
+        return bool(reported or self._is_autoscaled) and reported >= {
+            p.node for p in fleet.running() if p.role == "worker"
+        }
 
     def _store_inventory(self, devices: tuple[Devices, ...]) -> None:
         """Store the devices as inventory once the fleet is complete."""

@@ -11,22 +11,22 @@ from orchestrator.runtime.agents import NO_FLEET
 from orchestrator.runtime.ray_calls import Blocked
 from orchestrator.runtime.ray_link import HEAD_GONE, HEAD_STARTS
 
-TURN_LATE_S = 5.0
+CYCLE_LATE_S = 5.0
 STARTING_S = 60.0
-TROUBLE_S = 3.0
+PROBLEM_S = 3.0
 """Seconds after which trouble is reported: joining a cluster takes one second."""
 
-LITTLE_ROOM_BYTES = 256 << 20
-NAMED = 5
+LOW_DISK_BYTES = 256 << 20
+MAX_NAMED = 5
 AGAIN = "nothing to do: the server retries; see its log and the logs named there"
-UNMADE_REMEDY = f"{code_delivery.REMEDY}; the server retries every few minutes"
+NO_AGENT_REMEDY = f"{code_delivery.REMEDY}; the server retries every few minutes"
 GIB = 1 << 30
 MIB = 1 << 20
-NoteOf = tuple[str, Finding]
+NodeFinding = tuple[str, Finding]
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerSeen:
+class ControllerHealth:
     """State of the controller.
 
     `trouble`: why no fleet is served, for `trouble_s`. `holding`: why no job is placed. `failing`: error of the last
@@ -48,7 +48,7 @@ class ControllerSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeHealth:
     """State of a node.
 
     `unknown`: attempts there that are not in the database. `unmade`: why it has no agent.
@@ -63,7 +63,7 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSeen:
+class StoreHealth:
     """State of the job store.
 
     `damaged`: names of damaged rows, at most NAMED_ROWS; `damaged_rows`: number of all.
@@ -80,18 +80,18 @@ class StoreSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HealthSnapshot:
     """Health snapshot of the server and its fleet.
 
     `repairs`: (when, subject, sentence). `not_repaired`: why lost nodes are not restarted now. `replaced`: this
     database is not the one that the fleet was started with. `repairing`: the server restarts lost nodes.
     """
 
-    controller: ControllerSeen
-    store: StoreSeen
+    controller: ControllerHealth
+    store: StoreHealth
     blocked: tuple[Blocked, ...] = ()
     exhausted: bool = False
-    nodes: tuple[NodeSeen, ...] = ()
+    nodes: tuple[NodeHealth, ...] = ()
     leaks: tuple[Leak, ...] = ()
     repairs: tuple[tuple[str, str, str], ...] = ()
     not_repaired: tuple[str, ...] = ()
@@ -99,14 +99,14 @@ class Seen:
     repairing: bool = True
 
 
-def findings(snapshot: Seen) -> list[NoteOf]:
+def findings(snapshot: HealthSnapshot) -> list[NodeFinding]:
     """(node or "", finding), errors first."""
     order = {"error": 0, "warning": 1, "info": 2}
     problems = [
         *_controller(snapshot),
         *_head(snapshot),
         *_nodes(snapshot),
-        *_strangers(snapshot),
+        *_untracked(snapshot),
         *_leaks(snapshot),
         *_store(snapshot.store),
     ]
@@ -130,7 +130,7 @@ def age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _controller(snapshot: Seen) -> Iterator[NoteOf]:
+def _controller(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
     controller = snapshot.controller
     if controller.policy_fault:
         message = f"{controller.policy_fault}; until it is fixed, jobs are served in the order of submission"
@@ -138,7 +138,7 @@ def _controller(snapshot: Seen) -> Iterator[NoteOf]:
             "",
             Finding("error", "policy", message, "fix or replace the policy, or set another `policy` in the fleet file"),
         )
-    if controller.turn_age_s > TURN_LATE_S:
+    if controller.turn_age_s > CYCLE_LATE_S:
         message = f"the controller has not finished a cycle for {age(controller.turn_age_s)}: {controller.doing}"
         remedy = "see the server's log; run `polyfleet server stop` to replace the server: jobs keep running"
         yield "", Finding("error", "controller", message, remedy)
@@ -147,16 +147,16 @@ def _controller(snapshot: Seen) -> Iterator[NoteOf]:
         yield "", Finding("error", "controller", message, "its traceback is in the server's log")
 
 
-def _head(snapshot: Seen) -> Iterator[NoteOf]:
+def _head(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
     controller = snapshot.controller
-    if controller.trouble and controller.trouble != NO_FLEET and controller.trouble_s > TROUBLE_S:
+    if controller.trouble and controller.trouble != NO_FLEET and controller.trouble_s > PROBLEM_S:
         remedy = "run `polyfleet up`" if not snapshot.repairing else "wait, or run `polyfleet up`"
         yield "", Finding("error", "fleet", controller.trouble, "" if controller.overtaken else remedy)
     if controller.holding:
         message = f"{controller.holding}: running jobs continue, no job is started"
         yield "", Finding("error", "head", message, _remedy(controller.holding, snapshot.repairing))
     if snapshot.blocked:
-        named = snapshot.blocked[:NAMED]
+        named = snapshot.blocked[:MAX_NAMED]
         calls = ", ".join(f"{call.name} for {age(call.waiting_s)}" for call in named)
         more = f" and {len(snapshot.blocked) - len(named)} more" if len(snapshot.blocked) > len(named) else ""
         message = f"Ray has not answered: {calls}{more}"
@@ -180,10 +180,10 @@ def _remedy(holding: str, repairing: bool) -> str:
     return "nothing to do: the server restarts it" if repairing else "run `polyfleet up` to restart it"
 
 
-def _nodes(snapshot: Seen) -> Iterator[NoteOf]:
+def _nodes(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
     for node in snapshot.nodes:
         if node.unmade:
-            yield node.node, Finding("error", "agent", node.unmade, UNMADE_REMEDY)
+            yield node.node, Finding("error", "agent", node.unmade, NO_AGENT_REMEDY)
         elif node.lost:
             remedy = (
                 "nothing to do: the server restarts it" if snapshot.repairing else "run `polyfleet up` to restart it"
@@ -194,7 +194,7 @@ def _nodes(snapshot: Seen) -> Iterator[NoteOf]:
             yield node.node, Finding("warning", "agent", message, "nothing to do: it is restarted if it stays silent")
 
 
-def _strangers(snapshot: Seen) -> Iterator[NoteOf]:
+def _untracked(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
     unknown = [(node.node, key) for node in snapshot.nodes for key in node.unknown]
     if not unknown:
         return
@@ -203,8 +203,8 @@ def _strangers(snapshot: Seen) -> Iterator[NoteOf]:
         if snapshot.replaced
         else "this database is an older copy, or another home uses this cluster"
     )
-    names = ", ".join(f"{key} on {node}" for node, key in unknown[:NAMED])
-    more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
+    names = ", ".join(f"{key} on {node}" for node, key in unknown[:MAX_NAMED])
+    more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
     count_text = (
         f"{len(unknown)} attempts of jobs that it does not contain are running"
         if unknown[1:]
@@ -215,7 +215,7 @@ def _strangers(snapshot: Seen) -> Iterator[NoteOf]:
     yield "", Finding("error", "store", message, remedy)
 
 
-def _leaks(snapshot: Seen) -> Iterator[NoteOf]:
+def _leaks(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
     for leak in snapshot.leaks:
         remedy = "if it stays, run `polyfleet down`, then `polyfleet up`"
         if leak.node:
@@ -223,19 +223,19 @@ def _leaks(snapshot: Seen) -> Iterator[NoteOf]:
         yield leak.node, Finding("warning", "allocation", f"{leak.holder}: {leak.reason}", remedy)
 
 
-def _store(store: StoreSeen) -> Iterator[NoteOf]:
+def _store(store: StoreHealth) -> Iterator[NodeFinding]:
     if store.error:
         when = f"its last write failed {age(store.failed_s)} ago" if store.failed_s else "it cannot be written"
         message = f"{when}: {store.error}"
         yield "", Finding("error", "store", message, "no job is accepted or placed until a write succeeds")
-    if store.free_bytes is not None and store.free_bytes < LITTLE_ROOM_BYTES:
+    if store.free_bytes is not None and store.free_bytes < LOW_DISK_BYTES:
         size = f", which takes {(store.size_bytes or 0) / MIB:.0f} MiB"
         message = f"{store.free_bytes / MIB:.0f} MiB are free on the disk of {store.where}{size}"
         yield "", Finding("warning", "store", message, "free space there: no job is accepted while the disk is full")
-    for row in store.damaged[:NAMED]:
+    for row in store.damaged[:MAX_NAMED]:
         remedy = "an affected job was cancelled: submit it again, or restore the database from a backup"
         yield "", Finding("error", "store", f"{store.where}: {row}", remedy)
-    if (more := store.damaged_rows - NAMED) > 0:
+    if (more := store.damaged_rows - MAX_NAMED) > 0:
         yield "", Finding("error", "store", f"{store.where}: {more} more damaged rows", "the server's log names them")
     if store.reports_lost:
         message = f"{store.reports_lost} reports of metrics were dropped since the server's start"

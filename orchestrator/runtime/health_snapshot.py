@@ -9,44 +9,48 @@ from typing import Any
 
 from cluster.serialization import to_plain
 from cluster.types import Finding
-from orchestrator.core.leaked_devices import found as leaks
+from orchestrator.core.leaked_devices import list_leaks as leaks
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import health, unreadable_output
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
+from orchestrator.runtime.controller import ControllerThread
+from orchestrator.runtime.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth
 from orchestrator.runtime.host_rejoin import RejoinThread
 from orchestrator.runtime.ray_calls import RAY
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.step_batch import now
 from orchestrator.store.event_store import EventStore
 
-REPAIRS_TOLD_S = 600.0
+REPAIRS_SHOWN_S = 600.0
 NAMED_ROWS = 20
 
 
-class Watched:
+class HealthCollector:
     """Makes health snapshots.
 
     `repairs`: the threads that restart lost parts of the fleet; empty if switched off.
     """
 
     def __init__(
-        self, store: EventStore, agents: Agents, runtime: Runtime, repairs: Sequence[RepairThread | RejoinThread]
+        self,
+        store: EventStore,
+        agents: Agents,
+        runtime: ControllerThread,
+        repairs: Sequence[RepairThread | RejoinThread],
     ):
         self._store, self._agents, self._runtime, self._repairs = store, agents, runtime, repairs
 
-    def snapshot(self) -> Seen:
+    def snapshot(self) -> HealthSnapshot:
         runtime, at = self._runtime, now()
-        return Seen(
+        return HealthSnapshot(
             self._controller(),
             self._database(),
             tuple(RAY.blocked()),
             RAY.exhausted,
             tuple(
-                NodeSeen(
+                NodeHealth(
                     name,
-                    _down(node),
+                    _down_reason(node),
                     node.ready,
                     0.0 if node.resting else node.silent_s(at.s),
                     tuple(node.unknown_attempts),
@@ -55,15 +59,15 @@ class Watched:
                 for name, node in runtime.control.nodes.items()
             ),
             tuple(leaks(runtime.control, at)),
-            tuple(runtime.liveness.repairs(REPAIRS_TOLD_S)),
+            tuple(runtime.liveness.repairs(REPAIRS_SHOWN_S)),
             tuple(dict.fromkeys(reason for repair in self._repairs for reason in repair.waiting.values())),
             runtime.database_replaced,
             runtime.repairs_nodes,
         )
 
-    def _controller(self) -> ControllerSeen:
+    def _controller(self) -> ControllerHealth:
         runtime, liveness = self._runtime, self._runtime.liveness
-        return ControllerSeen(
+        return ControllerHealth(
             liveness.age_s,
             liveness.activity,
             liveness.error,
@@ -77,10 +81,10 @@ class Watched:
             runtime.control.memory.gap,
         )
 
-    def _database(self) -> StoreSeen:
+    def _database(self) -> StoreHealth:
         now = self._store.state()
         damaged = tuple(str(row) for row in now.damage.rows[:NAMED_ROWS])
-        return StoreSeen(
+        return StoreHealth(
             now.where,
             now.error,
             now.failed_s,
@@ -101,6 +105,6 @@ class Watched:
         return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}
 
 
-def _down(node: Node) -> str:
+def _down_reason(node: Node) -> str:
     """Why the node cannot be used at all, or ""."""
     return node.lost_reason or node.unsupported_reason or node.agent_error

@@ -5,12 +5,12 @@ from collections import Counter, OrderedDict, deque
 from statistics import median
 
 from orchestrator.core.fold import Record
-from orchestrator.core.progress import ran_on
+from orchestrator.core.progress import device_seconds_by_kind
 from orchestrator.core.states import TERMINAL, State
-from orchestrator.core.throughput import History, of_folder
+from orchestrator.core.throughput import History, folder_workload
 from orchestrator.runtime.jobs import Jobs
 
-LAST = 20
+MEDIAN_OF = 20
 """Number of newest jobs of which the median is taken."""
 AT_START = 500
 WORKLOADS = 10_000
@@ -35,7 +35,9 @@ class Histories:
             if new := self._finished():
                 for record in new:
                     self._add(record)
-                self._newest = History(dict(self._medians), {key: dict(spent) for key, spent in self._spent_device_s.items()})
+                self._newest = History(
+                    dict(self._medians), {key: dict(spent) for key, spent in self._spent_device_s.items()}
+                )
             return self._newest
 
     def _finished(self) -> list[Record]:
@@ -47,8 +49,8 @@ class Histories:
         return new
 
     def _add(self, record: Record) -> None:
-        if device_s_by_kind := ran_on(record.attempts):
-            for name in {record.job.workload, of_folder(record.job.content_sha)} - {""}:
+        if device_s_by_kind := device_seconds_by_kind(record.attempts):
+            for name in {record.job.workload, folder_workload(record.job.content_sha)} - {""}:
                 key = name, record.job.task
                 self._count(key, device_s_by_kind)
                 if (
@@ -65,7 +67,7 @@ class Histories:
     def _add_success(self, key: Key, on: tuple[str, float]) -> None:
         kind, device_s = on
         by_kind = self._device_s.setdefault(key, {})
-        by_kind.setdefault(kind, deque(maxlen=LAST)).append(device_s)
+        by_kind.setdefault(kind, deque(maxlen=MEDIAN_OF)).append(device_s)
         self._device_s.move_to_end(key)
         self._medians[key] = {kind_name: median(device_times) for kind_name, device_times in by_kind.items()}
         if len(self._device_s) > WORKLOADS:

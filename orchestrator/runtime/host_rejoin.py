@@ -4,10 +4,10 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 
-from cluster.hosts.host_rejoin import Rejoins
+from cluster.hosts.host_rejoin import HostRejoin
 
 log = logging.getLogger(__name__)
-LOOK_EVERY_S = 5.0
+INTERVAL_S = 5.0
 
 
 class RejoinThread(threading.Thread):
@@ -20,12 +20,12 @@ class RejoinThread(threading.Thread):
     def __init__(self, ready: Callable[[], Collection[str]], repaired: Callable[[str, str], None]):
         super().__init__(name="rejoin", daemon=True)
         self._ready, self._repaired = ready, repaired
-        self._rejoins = Rejoins(log.warning)
+        self._rejoins = HostRejoin(log.warning)
         self._closing = threading.Event()
         self.waiting: Mapping[str, str] = {}
 
     def run(self) -> None:
-        while not self._closing.wait(LOOK_EVERY_S):
+        while not self._closing.wait(INTERVAL_S):
             try:
                 result = self._rejoins.check(self._ready())
             except Exception:

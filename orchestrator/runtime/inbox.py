@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.errors import PolyfleetError
 from orchestrator.core import messages as m
-from orchestrator.runtime.pending_request import ANSWER_S, Ask
+from orchestrator.runtime.pending_request import RESULT_S, PendingRequest
 
 
 class Inbox:
@@ -19,7 +19,7 @@ class Inbox:
 
     Any thread may call `put` and `ask`; only the controller's thread calls the rest.
 
-    `kept`: received items: messages, Asks, and tuples from the link to Ray's cluster.
+    `pending`: received items: messages, Asks, and tuples from the link to Ray's cluster.
     """
 
     def __init__(self) -> None:
@@ -30,17 +30,17 @@ class Inbox:
         """Add an item; None only wakes the controller."""
         self._queue.put(item)
 
-    def ask(self, message: m.Message, doing: Callable[[], str], timeout_s: float = ANSWER_S) -> None:
+    def ask(self, message: m.Message, doing: Callable[[], str], timeout_s: float = RESULT_S) -> None:
         """Post a message and wait until its effect is durable.
 
         Raises NotFound or FleetError if refused, and Busy.
         """
-        pending = Ask(message)
+        pending = PendingRequest(message)
         self._queue.put(pending)
         pending.wait(timeout_s, doing)
 
     def drain(self, wait_s: float, due_s: float, closing: threading.Event) -> None:
-        """Wait up to `wait_s` for an item, then until `due_s` (monotonic); move all items to `kept`.
+        """Wait up to `wait_s` for an item, then until `due_s` (monotonic); move all items to `pending`.
 
         Submissions are merged into one message.
         """
@@ -64,6 +64,6 @@ class Inbox:
 
     def refuse_requests(self, error: PolyfleetError) -> None:
         """Answer all waiting callers with an error; messages without a waiting caller stay for the next cycle."""
-        for request in [item for item in self.pending if isinstance(item, Ask)]:
+        for request in [item for item in self.pending if isinstance(item, PendingRequest)]:
             request.finish(error)
-        self.pending = [item for item in self.pending if not isinstance(item, Ask)]
+        self.pending = [item for item in self.pending if not isinstance(item, PendingRequest)]

@@ -7,15 +7,15 @@ from orchestrator.core.attempts import node_of
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Event, Plan, Progress
-from orchestrator.core.progress import ran_on
-from orchestrator.core.remaining_time import Known
+from orchestrator.core.progress import device_seconds_by_kind
+from orchestrator.core.remaining_time import Evidence
 from orchestrator.core.states import WAITING
-from orchestrator.core.suspicion import waits_for
+from orchestrator.core.suspicion import waiting_reason
 from orchestrator.core.timing import NODE_SILENT_S
-from orchestrator.core.waiting_queue import Line
-from orchestrator.runtime.controller import Runtime
+from orchestrator.core.waiting_queue import WaitingQueue
+from orchestrator.runtime.controller import ControllerThread
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.last_inventory import KnownDevices
+from orchestrator.runtime.last_inventory import LastInventory
 from orchestrator.runtime.step_batch import now
 from orchestrator.runtime.views import from_one, job_view, progress_view
 from orchestrator.show.units import when
@@ -24,9 +24,9 @@ from orchestrator.show.units import when
 class JobViews:
     """Makes views. `launching`: what a launch does now, by attempt key. `inventory`: has last contacts."""
 
-    def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str], inventory: KnownDevices):
+    def __init__(self, jobs: Jobs, runtime: ControllerThread, launching: Mapping[str, str], inventory: LastInventory):
         self._jobs, self._runtime, self._launching, self._inventory = jobs, runtime, launching, inventory
-        self._line = Line(Plan(), {})
+        self._line = WaitingQueue(Plan(), {})
 
     def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
         view = self.view(record)
@@ -37,10 +37,10 @@ class JobViews:
         progress = progress_view(record, self._estimate_inputs(record))
         return job_view(record, metrics, self.waiting_reason(record), progress, self._known_until_s(record))
 
-    def _estimate_inputs(self, record: Record) -> Known:
+    def _estimate_inputs(self, record: Record) -> Evidence:
         throughput, history = self._runtime.measurements
         progress = self._runtime.control.progress.get(record.job.id) or Progress()
-        return Known(throughput, progress, history, ran_on(record.attempts, now().wall_s))
+        return Evidence(throughput, progress, history, device_seconds_by_kind(record.attempts, now().wall_s))
 
     def waiting_reason(self, record: Record) -> str:
         """Why a job waits, in one sentence; "" for other jobs.
@@ -52,14 +52,17 @@ class JobViews:
                 at = when(self._known_until_s(record) or 0.0)
                 return f"{trouble}; it was {record.job.state} at the last contact, {at} UTC"
             doing = self._launching.get(f"{record.job.id}.{record.live_attempt.epoch}", "")
-            return waits_for(self._runtime.control, record.job.id, now(), doing)
+            return waiting_reason(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:
             return ""
         if problem := self._runtime.problem or self._runtime.hold_reason:
             return problem
         if (line := self._line).plan is not self._runtime.plan:
-            line = self._line = Line(self._runtime.plan, self._runtime.control.records)
-        queue_reason, paused_s = line.waiting_reason(record.job), self._runtime.control.paused_until_s.get(record.job.id, 0.0)
+            line = self._line = WaitingQueue(self._runtime.plan, self._runtime.control.records)
+        queue_reason, paused_s = (
+            line.waiting_reason(record.job),
+            self._runtime.control.paused_until_s.get(record.job.id, 0.0),
+        )
         return (
             f"{record.reason}; {queue_reason}"
             if queue_reason and record.reason and paused_s > now().s

@@ -14,18 +14,18 @@ from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.job_table import MANY, JobPage
+from orchestrator.store.job_table import MAX_PREFIX_MATCHES, JobPage
 from orchestrator.store.sqlite import ReplacedError
 
 NEAREST_OF = 50
-METRICS_KEPT = 10_000
-CHECKED_AT_ONCE = 100
-FINISHED_KEPT = 50
+MAX_METRICS = 10_000
+CHECK_BATCH = 100
+MAX_FINISHED = 50
 """Maximum number of newest finished jobs kept for `finished`; further ones would add little to the history."""
-GONE = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer"
+REMOVED_REMEDY = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer"
 
 
-class NotStored(FleetError):
+class StoreUnavailable(FleetError):
     """The job store cannot be written now, for example because its disk is full.
 
     Retry after `retry_after_s`, unless that is None.
@@ -34,7 +34,7 @@ class NotStored(FleetError):
     retry_after_s: int | None = 5
 
     @classmethod
-    def from_error(cls, error: FleetError) -> "NotStored":
+    def from_error(cls, error: FleetError) -> "StoreUnavailable":
         stored_error = cls(error.message, error.remedy)
         if isinstance(error, ReplacedError):  # a retry cannot succeed
             stored_error.retry_after_s = None
@@ -48,7 +48,7 @@ class Jobs:
         self._store, self._table = store, store.jobs
         self._lock = threading.Lock()
         self._metrics: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._finished: deque[str] = deque(maxlen=FINISHED_KEPT)
+        self._finished: deque[str] = deque(maxlen=MAX_FINISHED)
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -70,12 +70,12 @@ class Jobs:
         try:
             numbers = self._store.append(events, strict=True)
         except FleetError as e:
-            raise NotStored.from_error(e) from e
+            raise StoreUnavailable.from_error(e) from e
         self._finished.extend(event.job for event in events if event.event == "finished")
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
 
     def finished(self) -> list[Record]:
-        """Jobs that finished since the last call, oldest first, at most FINISHED_KEPT."""
+        """Jobs that finished since the last call, oldest first, at most MAX_FINISHED."""
         ids = [self._finished.popleft() for _ in range(len(self._finished))]
         return [record for job in ids if (record := self.get(job))]
 
@@ -87,8 +87,8 @@ class Jobs:
         Returns the number of open jobs. `pause` is called between batches; if it returns True, the check stops.
         """
         ids = [record.job.id for record in self.open()]
-        for start in range(0, len(ids), CHECKED_AT_ONCE):
-            for job, reason in self._table.damaged_histories(ids[start : start + CHECKED_AT_ONCE]).items():
+        for start in range(0, len(ids), CHECK_BATCH):
+            for job, reason in self._table.damaged_histories(ids[start : start + CHECK_BATCH]).items():
                 if job not in self.damaged:
                     self._store.mark_damaged(job, reason)
             if pause():
@@ -121,10 +121,10 @@ class Jobs:
         if len(ids) == 1 and (record := self.get(ids[0])):
             return record
         if ids:
-            count = f"{MANY} jobs or more" if len(ids) == MANY else f"{len(ids)} jobs"
+            count = f"{MAX_PREFIX_MATCHES} jobs or more" if len(ids) == MAX_PREFIX_MATCHES else f"{len(ids)} jobs"
             raise NotFound(f"{ref!r} could be any of {count}", f"give more of the id: {', '.join(ids[:5])}")
         if self._table.is_being_removed(ref):
-            raise NotFound(f"job {ref!r} was removed", GONE)
+            raise NotFound(f"job {ref!r} was removed", REMOVED_REMEDY)
         raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
 
     def id_of(self, name: str) -> str:
@@ -169,5 +169,5 @@ class Jobs:
     def _cache_metrics(self, job: str, metrics: dict[str, Any]) -> None:
         self._metrics[job] = metrics
         self._metrics.move_to_end(job)
-        while len(self._metrics) > METRICS_KEPT:
+        while len(self._metrics) > MAX_METRICS:
             self._metrics.popitem(last=False)

@@ -8,7 +8,7 @@ from orchestrator.runtime.jobs import Jobs
 
 
 @dataclass(frozen=True, slots=True)
-class JobsWanted:
+class JobsQuery:
     """A request for a page. `before`: cursor of the previous page. `since_s`: seconds since the epoch.
 
     Empty `states`, `name` and `since_s` select all jobs; empty `fields` selects all fields.
@@ -30,7 +30,7 @@ class JobsPage:
     before: int | None = None
 
 
-def page(jobs: Jobs, request: JobsWanted) -> tuple[list[Record], int | None]:
+def page(jobs: Jobs, request: JobsQuery) -> tuple[list[Record], int | None]:
     """Return (the newest matching records, newest last; the cursor of the next, older page)."""
     result = jobs.page(request.states, request.before, request.limit, request.name)
     records = [record for record in result.records if record.job.submitted_s >= request.since_s]

@@ -19,15 +19,15 @@ from cluster.errors import FleetError, NotFound
 from cluster.paths import private_dir
 from orchestrator.runtime.agents import Agents
 
-MOST_BYTES = 16 << 20
+MAX_LOG_BYTES = 16 << 20
 """Maximum bytes per rank; of a longer log the beginning and the end are kept."""
 FIRST_BYTES = 1 << 20
 PAGE_BYTES = 1 << 20
-BEGUN = "new-"
+UNFINISHED = "new-"
 LOG = "log"
 
 
-class KeptLogs:
+class LogCopies:
     """Log copies in `folder`, which is created on first use. Thread-safe."""
 
     def __init__(self, folder: Path, agents: Agents):
@@ -41,7 +41,7 @@ class KeptLogs:
         target = self._rank_folder(job, epoch, rank)
         if target.is_dir():
             return
-        unfinished = private_dir(self._folder) / f"{BEGUN}{uuid.uuid4().hex}"
+        unfinished = private_dir(self._folder) / f"{UNFINISHED}{uuid.uuid4().hex}"
         try:
             unfinished.mkdir(mode=0o700)
             copy = Copy(unfinished / LOG)
@@ -59,9 +59,9 @@ class KeptLogs:
     def _ranges(self, job: str, epoch: int, rank: int, node: str) -> tuple[tuple[int, int], ...]:
         """Byte ranges (start, end) of the log to copy."""
         end = int(self._agents.call(node, "log_tail_range", job, epoch, rank, 0)["end"])
-        if end <= MOST_BYTES:
+        if end <= MAX_LOG_BYTES:
             return ((0, end),)
-        return (0, FIRST_BYTES), (end - (MOST_BYTES - FIRST_BYTES), end)
+        return (0, FIRST_BYTES), (end - (MAX_LOG_BYTES - FIRST_BYTES), end)
 
     def _copy_range(self, copy: "Copy", rank: tuple[str, int, int], node: str, offset: int, until: int) -> None:
         while True:
@@ -98,7 +98,7 @@ class KeptLogs:
 
     def _jobs(self) -> Iterator[Path]:
         with suppress(FileNotFoundError):
-            yield from [path for path in self._folder.iterdir() if not path.name.startswith(BEGUN)]
+            yield from [path for path in self._folder.iterdir() if not path.name.startswith(UNFINISHED)]
 
     def _rank_folder(self, job: str, epoch: int, rank: int) -> Path:
         return self._folder / job / f"{int(epoch)}.{int(rank)}"

@@ -36,7 +36,7 @@ class Inventory:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.seen_s))
 
 
-class KnownDevices:
+class LastInventory:
     """The last known inventory and its file.
 
     Thread-safe. `newest`: None until a fleet was seen in this home.

@@ -16,21 +16,21 @@ from orchestrator.core.commands import Launch
 from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import Packages
+from orchestrator.runtime.code_archives import ServerCodeArchives
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.file_moves import FileMoves
-from orchestrator.runtime.ray_capacity import NoRoom
-from orchestrator.runtime.resume_source import Bringer
-from orchestrator.runtime.script_resume import HandedOn, hand_on
+from orchestrator.runtime.ray_capacity import NoCapacity
+from orchestrator.runtime.resume_source import ResumeSourceFinder
+from orchestrator.runtime.script_resume import ScriptResume, prepare_script_checkpoint
 from orchestrator.runtime.secrets import resolve_secrets
 from workers.errors import EpochPast
 from workers.messages import Order
 
-MOST_NODES_AT_ONCE = 32
+MAX_CONCURRENT_NODES = 32
 """Maximum number of nodes that one launch calls in parallel."""
 
 
-class NotStarted(Exception):
+class PartlyStarted(Exception):
     """A node refused to start its ranks, or did not answer.
 
     `nodes`: nodes where ranks may have been started; `failed`: those of them that did not answer.
@@ -43,17 +43,17 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """Services that a launch uses. `doing`: what each launch does now, by attempt key."""
+    """Services that a launch uses. `activity`: what each launch does now, by attempt key."""
 
     agents: Agents
-    code_archives: Packages
+    code_archives: ServerCodeArchives
     checkpoints: CheckpointService
     data: DataMoves
     activity: dict[str, str] = field(default_factory=dict)
 
     @property
-    def _resume_source(self) -> Bringer:
-        return Bringer(self.agents, self.checkpoints)
+    def _resume_source(self) -> ResumeSourceFinder:
+        return ResumeSourceFinder(self.agents, self.checkpoints)
 
     def launch(self, command: Launch) -> Launched | LaunchFailed:
         """Start every part of an attempt. Expected errors are returned as LaunchFailed."""
@@ -67,20 +67,22 @@ class Launcher:
             self._set_activity(command, "waits for Ray to reserve its devices")
             self._reserve(command)
             self._set_activity(command, "waits for Ray to raise its fence")
-            if newest_epoch := fences.take(command.job, command.epoch, command.fence_is_ours):
+            if newest_epoch := fences.acquire(command.job, command.epoch, command.fence_is_ours):
                 message = (
                     f"attempt {newest_epoch} of it may have run before: the fence of the job is already at this attempt"
                 )
                 return LaunchFailed(command.job, command.epoch, "launch", message, newest_epoch=newest_epoch)
             brought = self._resume_source.bring(command, partial(self._set_activity, command))
-            missing_files = FileMoves(self.agents, self.checkpoints.pace).bring(command, partial(self._set_activity, command))
-            script = hand_on(self.agents, command, partial(self._set_activity, command))
+            missing_files = FileMoves(self.agents, self.checkpoints.pace).bring(
+                command, partial(self._set_activity, command)
+            )
+            script = prepare_script_checkpoint(self.agents, command, partial(self._set_activity, command))
             mounts = self.data.bring(command, partial(self._set_activity, command))
             ready = replace(command, orders=tuple(replace(order, data=mounts) for order in command.orders))
             self._start(ready, brought.checkpoint, script)
-        except NotStarted as e:
+        except PartlyStarted as e:
             return replace(_failed(command, e.cause), maybe_started=e.maybe_started, unanswered=e.unanswered)
-        except NoRoom as e:
+        except NoCapacity as e:
             return replace(_failed(command, e), lacking=e.lacking, stuck=e.stuck)
         except PolyfleetError as e:
             return _failed(command, e)
@@ -101,10 +103,10 @@ class Launcher:
         ids = [self.agents[node].ray_id for node in command.nodes]
         try:
             reservations.reserve(command.place, [dict(bundle) for bundle in command.bundles], ids)
-        except NoRoom as e:
+        except NoCapacity as e:
             raise e.with_names(dict(zip(ids, command.nodes, strict=True))) from e
 
-    def _start(self, command: Launch, resumed: dict[str, Any] | None, script: HandedOn) -> None:
+    def _start(self, command: Launch, resumed: dict[str, Any] | None, script: ScriptResume) -> None:
         """Send the code to all nodes, then start the ranks. Raises NotStarted, PolyfleetError."""
         secrets = resolve_secrets(command.secrets)
         if command.package:
@@ -115,7 +117,7 @@ class Launcher:
         is_alone = len(command.nodes) == 1  # a single agent chooses the rendezvous address itself
         address, port = ("", 0) if is_alone else self.agents.call(command.nodes[0], "rendezvous_address")
         orders = {
-            node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
+            node: replace(order, master_address=address, master_port=port, resume_from=_resume_path(order, resumed))
             for node, order in zip(command.nodes, map(script.add_to, command.orders), strict=True)
         }
         failed = self._on_each(orders, lambda node: self._start_on(node, orders[node], secrets))
@@ -124,7 +126,7 @@ class Launcher:
             causes = [failed[node] for node in command.nodes if node in failed]
             first = next((e for e in causes if isinstance(e, EpochPast)), causes[0])
             maybe_started = tuple(node for node in command.nodes if node not in refused)
-            raise NotStarted(first, maybe_started, tuple(node for node in maybe_started if node in failed))
+            raise PartlyStarted(first, maybe_started, tuple(node for node in maybe_started if node in failed))
 
     def _start_on(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
         self.agents.call(node, "start", self.agents.generation, order.to_plain(), dict(secrets))
@@ -134,12 +136,12 @@ class Launcher:
         names = list(nodes)
         if len(names) == 1:
             return {name: e for name in names if (e := _error(do, name)) is not None}
-        with ThreadPoolExecutor(min(len(names), MOST_NODES_AT_ONCE)) as pool:
+        with ThreadPoolExecutor(min(len(names), MAX_CONCURRENT_NODES)) as pool:
             errors = pool.map(lambda name: _error(do, name), names)
         return {name: e for name, e in zip(names, errors, strict=True) if e is not None}
 
 
-def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
+def _resume_path(order: Order, resumed: dict[str, Any] | None) -> str:
     """Path of the checkpoint as the node sees it: in the pool's storage, beside the job's own folder."""
     return str(Path(order.checkpoint_root).parent / resumed["path"]) if resumed else ""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
-from orchestrator.core.attempts import Live
+from orchestrator.core.attempts import LiveAttempt
 from orchestrator.runtime import autoscaler, reservations
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import Agents
@@ -15,17 +15,17 @@ from orchestrator.runtime.ray_calls import RAY
 
 log = logging.getLogger(__name__)
 
-STOPS_S = 5.0
+STOP_REQUESTS_S = 5.0
 """Seconds to wait until all nodes have received the request to stop their attempts."""
 
 
-def give_back(agents: Agents, attempts: Iterable[Live], grows: bool = False) -> None:
+def leave_cluster(agents: Agents, attempts: Iterable[LiveAttempt], grows: bool = False) -> None:
     """Give back everything that we hold in the cluster.
 
     Waits for Ray. `grows`: its autoscaler has nodes for us.
     """
     if grows:
-        _need_no_nodes()
+        _release_autoscaled_nodes()
     replies: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def done(node: str, error: BaseException | None) -> None:
@@ -36,17 +36,17 @@ def give_back(agents: Agents, attempts: Iterable[Live], grows: bool = False) -> 
     stops = [(live, node) for live in attempts for node in {part.node for part in live.parts}]
     for live, node in stops:
         agents.call_async(node, "stop", live.job, live.epoch, "preempt", done=partial(done, node))
-    until_s = time.monotonic() + STOPS_S
+    until_s = time.monotonic() + STOP_REQUESTS_S
     with suppress(queue.Empty):  # ending an agent loses a stop that it has not started
         for _ in stops:
             replies.get(timeout=max(0.0, until_s - time.monotonic()))
     agents.stop_all()
-    for place in reservations.held():
+    for place in reservations.list_reserved():
         reservations.release(place)
 
 
-def _need_no_nodes() -> None:
+def _release_autoscaled_nodes() -> None:
     try:
-        RAY.call("request nodes from its autoscaler", lambda: autoscaler.ask(()), autoscaler.LIMIT_S)
+        RAY.call("request nodes from its autoscaler", lambda: autoscaler.request_nodes(()), autoscaler.LIMIT_S)
     except Exception as e:
         log.warning("Ray's autoscaler was not told that its nodes are no longer needed: %s", first_line(e))

@@ -9,16 +9,16 @@ from collections import deque
 
 log = logging.getLogger(__name__)
 
-REPAIRS_KEPT = 50
+MAX_REPAIRS = 50
 
 
-class Pulse:
-    """Liveness data. `doing`: current activity. `failing`: error of the last cycle, "" if it succeeded."""
+class Liveness:
+    """Liveness data. `activity`: current activity. `error`: error of the last cycle, "" if it succeeded."""
 
     def __init__(self) -> None:
         self.activity, self.error, self.failures = "starting", "", 0
         self._ended_s = time.monotonic()
-        self._repairs: deque[tuple[float, str, str]] = deque(maxlen=REPAIRS_KEPT)
+        self._repairs: deque[tuple[float, str, str]] = deque(maxlen=MAX_REPAIRS)
 
     @property
     def age_s(self) -> float:

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from orchestrator.core.commands import Forget
+from orchestrator.core.commands import RemoveFiles
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.kept_logs import KeptLogs
+from orchestrator.runtime.kept_logs import LogCopies
 from orchestrator.runtime.logs import placed_ranks
 
 log = logging.getLogger(__name__)
@@ -18,20 +18,20 @@ TRIES = 5
 """After this many failures the log is given up: its node costs money and must not be held for ever."""
 
 
-class Keeping:
+class LogPreservation:
     """Copies logs.
 
-    `pools`: pools whose nodes may be given back. Only the controller's thread calls `before`.
+    `pools`: pools whose nodes may be given back. Only the controller's thread calls `preserve_before`.
     """
 
-    def __init__(self, log_copies: KeptLogs, agents: Agents, jobs: Jobs):
+    def __init__(self, log_copies: LogCopies, agents: Agents, jobs: Jobs):
         self._log_copies, self._agents, self._jobs = log_copies, agents, jobs
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kept-logs")
-        self._in_progress: set[Forget] = set()
-        self._failures: Counter[Forget] = Counter()
+        self._in_progress: set[RemoveFiles] = set()
+        self._failures: Counter[RemoveFiles] = Counter()
         self.pools: frozenset[str] = frozenset()
 
-    def preserve_before(self, command: Forget, callback: Callable[[], None]) -> None:
+    def preserve_before(self, command: RemoveFiles, callback: Callable[[], None]) -> None:
         """Call `callback` after copying the logs, in another thread, or at once if there is nothing to copy.
 
         If copying fails, `callback` is not called, and the controller repeats its command.
@@ -43,7 +43,7 @@ class Keeping:
             self._in_progress.add(command)
             self._threads.submit(self._preserve, command, callback)
 
-    def _preserve(self, command: Forget, callback: Callable[[], None]) -> None:
+    def _preserve(self, command: RemoveFiles, callback: Callable[[], None]) -> None:
         try:
             self._copy_logs(command)
         except Exception as e:
@@ -57,7 +57,7 @@ class Keeping:
         self._failures.pop(command, None)
         callback()
 
-    def _copy_logs(self, command: Forget) -> None:
+    def _copy_logs(self, command: RemoveFiles) -> None:
         if (record := self._jobs.get(command.job)) is None:
             return
         for attempt in (attempt for attempt in record.attempts if attempt.epoch == command.epoch):

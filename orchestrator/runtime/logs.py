@@ -9,20 +9,20 @@ from cluster.errors import FleetError, NotFound, PolyfleetError
 from orchestrator.core.attempts import node_of, ranks_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
-from orchestrator.log_lines import joined, parsed
+from orchestrator.log_lines import join_lines, parse_line
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.kept_logs import KeptLogs
+from orchestrator.runtime.kept_logs import LogCopies
 
 BACK = "run `polyfleet up` to restart a node that is down"
 STAMP = len("2026-11-20T23:14:53.123456Z")
-LEAST_BYTES = 64 << 10
+MIN_READ_BYTES = 64 << 10
 """Minimum bytes read per rank: a page of a job with many ranks may be longer than requested."""
 TAIL_PAGE_BYTES = 1 << 20
-MOST_READ_TO_END = 10_000
+MAX_COMPLETE_LOGS = 10_000
 
 
 @dataclass
-class Page:
+class LogPage:
     """Lines of one rank up to byte `next` of its log. `more`: the log has more lines now."""
 
     epoch: int
@@ -46,10 +46,10 @@ class Page:
         del self.texts[keep:]
 
 
-class Logs:
+class JobLogs:
     """Reads logs. A cursor maps `epoch.rank` to a byte offset. Thread-safe."""
 
-    def __init__(self, agents: Agents, log_copies: KeptLogs):
+    def __init__(self, agents: Agents, log_copies: LogCopies):
         self._agents, self._log_copies = agents, log_copies
         self._complete_ends: dict[tuple[str, str], int] = {}  # ends of complete logs
         self._unanswered: dict[str, str] = {}  # why a node did not answer when it was asked last
@@ -66,7 +66,7 @@ class Logs:
         for attempt in self._attempts(record, epoch):
             if lines := self._page(record, attempt, rank, at, limit_bytes):
                 break
-        return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record) and not lines}
+        return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _is_finished(record) and not lines}
 
     def tail(self, record: Record, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
         """Read the last `count` lines from the ends of the logs; the returned cursor points behind them."""
@@ -75,7 +75,7 @@ class Logs:
         for attempt in reversed(self._attempts(record, epoch)):
             missing = count - len(lines)
             lines = [*self._last_lines(record, attempt, rank, at, missing), *lines]
-        return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
+        return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _is_finished(record)}
 
     def unread_notes(self, record: Record, rank: int | None, epoch: int | None, first: int = 0) -> list[str]:
         """After reading: a sentence for each log that is on a node that did not answer.
@@ -116,7 +116,7 @@ class Logs:
         pieces = count + 1 if count else 0
         while True:
             last_pieces = self._last_pieces(record, attempt, rank, at, pieces)
-            lines = joined(last_pieces)
+            lines = join_lines(last_pieces)
             if len(lines) > count or len(last_pieces) < pieces or not count:
                 return lines[len(lines) - count :] if len(lines) > count else lines
             pieces *= 2
@@ -149,7 +149,7 @@ class Logs:
         ranks = [
             (n, node) for n, node in placed_ranks(record, attempt, rank) if not self._is_read(record, attempt, n, at)
         ]
-        share = max(limit_bytes // max(len(ranks), 1), LEAST_BYTES)
+        share = max(limit_bytes // max(len(ranks), 1), MIN_READ_BYTES)
         requested = (self._read_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
         pages = [page for page in requested if page is not None]
         first = min((p for p in pages if p.more and p.texts), key=lambda p: p.latest, default=None)
@@ -158,12 +158,14 @@ class Logs:
                 page.cut(first.latest)
             if page.texts:
                 at[page.key] = page.next
-        lines = [parsed(text, page.epoch, page.rank) for page in pages for text in page.texts]
+        lines = [parse_line(text, page.epoch, page.rank) for page in pages for text in page.texts]
         if len(pages) > 1:
             lines.sort(key=lambda line: str(line["time"]))
-        return joined(lines)
+        return join_lines(lines)
 
-    def _read_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
+    def _read_rank(
+        self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int
+    ) -> LogPage | None:
         key = f"{epoch}.{rank}"
         arguments = job, epoch, rank, at.get(key, 0), limit_bytes
         reply = self._log_copies.read(*arguments) or self._call_node(node, "logs", *arguments)
@@ -175,7 +177,7 @@ class Logs:
         texts = reply["data"].split("\n")
         if not texts[-1]:
             texts.pop()
-        return Page(epoch, rank, texts, reply["next"], reply["more"])
+        return LogPage(epoch, rank, texts, reply["next"], reply["more"])
 
     def _call_node(self, node: str, method: str, *arguments: Any) -> Any:
         """Call an agent; None if it has no log yet or cannot be reached: its lines come later."""
@@ -193,7 +195,7 @@ class Logs:
         return reply
 
     def _remember_end(self, job: str, key: str, end: int) -> None:
-        if len(self._complete_ends) >= MOST_READ_TO_END:
+        if len(self._complete_ends) >= MAX_COMPLETE_LOGS:
             self._complete_ends.clear()
         self._complete_ends[job, key] = end
 
@@ -213,5 +215,5 @@ def placed_ranks(record: Record, attempt: Attempt, rank: int | None = None) -> I
     return ((number, node) for number, node in enumerate(nodes) if rank in (None, number))
 
 
-def _settled(record: Record) -> bool:
+def _is_finished(record: Record) -> bool:
     return record.job.state in TERMINAL and record.live_attempt is None

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError
-from orchestrator.core.commands import Refuse
+from orchestrator.core.commands import Reject
 from orchestrator.core.messages import Message
 
-ANSWER_S = 5.0
+RESULT_S = 5.0
 
 
-class Busy(FleetError):
+class ControllerBusy(FleetError):
     """The controller did not process the request in time."""
 
     retry_after_s = 2
 
 
 @dataclass(eq=False)
-class Ask:
+class PendingRequest:
     """A message whose sender waits until all events that follow from it are stored."""
 
     message: Message
@@ -29,7 +29,7 @@ class Ask:
         self.error = error
         self.done.set()
 
-    def set_refusal(self, refuse: Refuse | None) -> None:
+    def set_refusal(self, refuse: Reject | None) -> None:
         """Record the controller's refusal, if any, until all events of this cycle are stored."""
         if refuse is not None:
             self.error = (NotFound if refuse.is_missing else Conflict)(refuse.message, refuse.remedy)
@@ -37,7 +37,7 @@ class Ask:
     def wait(self, timeout_s: float, doing: Callable[[], str]) -> None:
         """Wait until the effect is durable. Raises NotFound or Conflict if refused, FleetError, Busy."""
         if not self.done.wait(timeout_s):
-            raise Busy(
+            raise ControllerBusy(
                 f"the server did not process the request within {timeout_s:.0f} s: it is {doing()}",
                 "it may still be carried out; repeating the request is safe",
             )

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from cluster.connect import NO_CLUSTER_OF_ITS_OWN
+from cluster.connect import NO_AUTO_CLUSTER
 from cluster.errors import FleetError
 
 log = logging.getLogger(__name__)
 
-os.environ.update(NO_CLUSTER_OF_ITS_OWN)  # before anything here imports Ray
+os.environ.update(NO_AUTO_CLUSTER)  # before anything here imports Ray
 
-MOST_THREADS = 64
+MAX_THREADS = 64
 """More than all launches and releases can use at once (runtime/command_executor.py), so that nodes can be listed and
 fences raised while every launch waits for free resources.
 """
@@ -51,8 +51,8 @@ class Blocked:
 class _Call:
     """A queued or running call.
 
-    The code that sets `over` calls `done` once, unless the caller has given up; `given_up` gets a value that arrives
-    after `over` was set.
+    The code that sets `is_over` calls `done` once, unless the caller has given up; `given_up` gets a value that arrives
+    after `is_over` was set.
     """
 
     name: str
@@ -64,13 +64,13 @@ class _Call:
     is_over: bool = False
 
 
-class Engine:
+class RayCalls:
     """Thread pool for calls into Ray.
 
     Starts a thread if all others are busy, up to `most`; further calls are queued. Thread-safe.
     """
 
-    def __init__(self, most: int = MOST_THREADS):
+    def __init__(self, most: int = MAX_THREADS):
         self.max_threads = most
         self._changed = threading.Condition()
         self._waiting: deque[_Call] = deque()
@@ -157,7 +157,7 @@ class Engine:
             self._threads = self._idle = 0
             self._changed.notify_all()
         for call in abandoned:
-            _done(call, None, ClusterLeft(call.name))
+            _call_done(call, None, ClusterLeft(call.name))
 
     def _enqueue(self, call: _Call) -> None:
         with self._changed:
@@ -197,19 +197,19 @@ class Engine:
             self._calls.discard(call)
             is_late, call.is_over = call.is_over, True
         if not is_late:
-            _done(call, value, error)
+            _call_done(call, value, error)
         elif value is not None:
-            _given_up(call, value)
+            _call_late(call, value)
 
 
-def _done(call: _Call, value: Any, error: BaseException | None) -> None:
+def _call_done(call: _Call, value: Any, error: BaseException | None) -> None:
     try:
         call.done(value, error)
     except Exception:
         log.exception("the result of the call to %s is dropped", call.name)
 
 
-def _given_up(call: _Call, value: Any) -> None:
+def _call_late(call: _Call, value: Any) -> None:
     try:
         call.on_late_value(value)
     except Exception:
@@ -219,11 +219,11 @@ def _given_up(call: _Call, value: Any) -> None:
 def _ignore(_: Any) -> None: ...
 
 
-RAY = Engine()
+RAY = RayCalls()
 """One for the process, as there is one Ray connection."""
 
 
-def in_time(
+def with_time_limit(
     name: str, timeout_s: float, given_up: Callable[[Any], None] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: run a function that calls Ray in a thread of RAY. It raises FleetError after `timeout_s`."""

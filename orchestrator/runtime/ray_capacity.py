@@ -8,32 +8,32 @@ from cluster.errors import FleetError
 from cluster.identity import agent_name, fleet_identity, namespace
 from cluster.paths import home
 
-PLACES = 4
-SMALLEST = 10.0**-PLACES
+DECIMALS = 4
+RESOLUTION = 10.0**-DECIMALS
 """Ray counts resources in units of 0.0001 and rounds each amount to that."""
 
 Resources = dict[str, float]
 
 
-class NoRoom(FleetError):
-    """Ray did not reserve `wanted` (Ray resources by node).
+class NoCapacity(FleetError):
+    """Ray did not reserve `requested` (Ray resources by node).
 
     `short`: nodes where they are not free; `unheld`: those of them where nothing that Ray lists uses them.
     """
 
     def __init__(self, requested: Mapping[str, Resources], short: Sequence[str], unheld: Sequence[str]):
-        super().__init__(_said(requested, short, unheld))
+        super().__init__(_message(requested, short, unheld))
         self.args = (dict(requested), tuple(short), tuple(unheld))
         self.requested, self.lacking, self.stuck = requested, tuple(short), tuple(unheld)
 
-    def with_names(self, names: Mapping[str, str]) -> "NoRoom":
+    def with_names(self, names: Mapping[str, str]) -> "NoCapacity":
         """The same error with node names instead of Ray ids."""
         short, unheld = ([names[node] for node in nodes] for nodes in (self.lacking, self.stuck))
-        return NoRoom({names[node]: requested for node, requested in self.requested.items()}, short, unheld)
+        return NoCapacity({names[node]: requested for node, requested in self.requested.items()}, short, unheld)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RayResources:
     """Ray's resources, by Ray id of the node.
 
     `has`: total; `free`; `held`: reserved by placement groups. `shared`: nodes that may run work of other programs.
@@ -50,20 +50,20 @@ def fits(bundles: Sequence[Resources], ray_node_ids: Sequence[str], free: Mappin
     return all(_covers(free.get(node, {}), requested) for node, requested in _sums(bundles, ray_node_ids).items())
 
 
-def short(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> NoRoom:
+def no_capacity(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> NoCapacity:
     """Make the error that names the nodes without free resources, and the reason. Calls Ray."""
-    return explained(bundles, ray_node_ids, _ask())
+    return explain_shortage(bundles, ray_node_ids, _read_resources())
 
 
-def explained(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: Held) -> NoRoom:
+def explain_shortage(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: RayResources) -> NoCapacity:
     """Same as `short`, but from resources that were already read."""
     requested = _sums(bundles, ray_node_ids)
     lacking = [node for node in requested if not _covers(ray.free.get(node, {}), requested[node])]
-    unheld = [node for node in lacking if _is_unheld(node, requested[node], ray)]
-    return NoRoom(requested, lacking, unheld)
+    unheld = [node for node in lacking if _is_unused(node, requested[node], ray)]
+    return NoCapacity(requested, lacking, unheld)
 
 
-def _said(requested: Mapping[str, Resources], lacking: Sequence[str], unheld: Sequence[str]) -> str:
+def _message(requested: Mapping[str, Resources], lacking: Sequence[str], unheld: Sequence[str]) -> str:
     if not lacking:
         return f"Ray reports {_amounts(requested, requested)} as free, but did not reserve them in time"
     needed = f"Ray does not report {_amounts(requested, lacking)} as free"
@@ -80,7 +80,7 @@ def _amounts(requested: Mapping[str, Resources], nodes: Iterable[str]) -> str:
     )
 
 
-def _is_unheld(node: str, requested: Resources, ray: Held) -> bool:
+def _is_unused(node: str, requested: Resources, ray: RayResources) -> bool:
     if node not in ray.has or node not in ray.free or node in ray.shared:
         return False
     held = ray.held.get(node, {})
@@ -97,24 +97,24 @@ def _by_node(parts: Iterable[tuple[str, Resources]]) -> dict[str, Resources]:
     for node, bundle in parts:
         node_sums = sums.setdefault(node, {})
         for resource, amount in bundle.items():
-            node_sums[resource] = node_sums.get(resource, 0.0) + round(amount, PLACES)
+            node_sums[resource] = node_sums.get(resource, 0.0) + round(amount, DECIMALS)
     return sums
 
 
 def _covers(free: Mapping[str, float], requested: Resources) -> bool:
-    return all(amount <= free.get(resource, 0.0) + SMALLEST for resource, amount in requested.items())
+    return all(amount <= free.get(resource, 0.0) + RESOLUTION for resource, amount in requested.items())
 
 
-def withholds(ray_id: str) -> bool:
+def has_stuck_resources(ray_id: str) -> bool:
     """Check whether Ray keeps resources of a node reserved for nothing. Calls Ray.
 
     That is: no placement group and no other program is on the node, yet not all of it is free.
     """
-    return is_withheld(ray_id, _ask())
+    return is_stuck(ray_id, _read_resources())
 
 
-def is_withheld(ray_id: str, ray: Held) -> bool:
-    """Same as `withholds`, but from resources that were already read."""
+def is_stuck(ray_id: str, ray: RayResources) -> bool:
+    """Same as `has_stuck_resources`, but from resources that were already read."""
     is_listed = ray_id in ray.has and ray_id in ray.free
     if not is_listed or ray_id in ray.shared or ray.held.get(ray_id):
         return False
@@ -122,22 +122,22 @@ def is_withheld(ray_id: str, ray: Held) -> bool:
     return not _covers(ray.free[ray_id], counted)
 
 
-def _ask() -> Held:
+def _read_resources() -> RayResources:
     import ray
     from ray._private.state import available_resources_per_node
     from ray.util.placement_group import placement_group_table
 
     rows: Any = ray.nodes()  # type: ignore[no-untyped-call]
     has = {row["NodeID"]: dict(row["Resources"]) for row in rows if row["Alive"]}
-    return Held(
+    return RayResources(
         has,
         available_resources_per_node(),  # type: ignore[no-untyped-call]
-        held(placement_group_table().values()),
+        reserved_by_node(placement_group_table().values()),
         frozenset(has) if _has_other_drivers() else _shared(),
     )
 
 
-def held(groups: Iterable[Mapping[str, Any]]) -> dict[str, Resources]:
+def reserved_by_node(groups: Iterable[Mapping[str, Any]]) -> dict[str, Resources]:
     """Resources that placement groups hold, by node. `groups`: rows of Ray's table."""
     existing = [row for row in groups if row["state"] != "REMOVED"]
     return _by_node(

@@ -13,7 +13,7 @@ from cluster import connect, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from cluster.ports import listener_uids, port_of
-from cluster.processes import ProcessId, alive
+from cluster.processes import ProcessId, is_alive
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import NO_FLEET, Agents
 from orchestrator.runtime.ray_calls import RAY
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 JOIN_S = 30.0
 LEAVE_S = 30.0
 END_S = 5.0
-AGAIN_S = 1.0
-LONGEST_REST_S = 30.0
+RETRY_S = 1.0
+MAX_BACKOFF_S = 30.0
 HEAD_GONE = "the fleet's head is gone"
 HEAD_STARTS = "the fleet's head is starting"
 
 
-class Link:
+class RayLink:
     """State of the membership. Only the controller's thread uses it.
 
-    `fleet`: record of the joined cluster, or None. `holding`: why no job can be started there, or ""; agents and
+    `fleet`: record of the joined cluster, or None. `hold_reason`: why no job can be started there, or ""; agents and
     attempts are followed as usual. Posts ("joined", fleet, error or None), ("left", fleet, error or None) and
     ("parted", error or None).
     """
@@ -52,7 +52,7 @@ class Link:
 
         A fleet that another server has taken over is left to that server.
 
-        If the head is gone, only `holding` is set: agents answer without it, and it restarts with the same cluster.
+        If the head is gone, only `hold_reason` is set: agents answer without it, and it restarts with the same cluster.
         The cluster is then joined again, because the head's own node, through which we worked, is a new one.
 
         `give_back` returns what we hold in a cluster that we leave; it may wait.
@@ -75,7 +75,7 @@ class Link:
             if self.fleet.head == recorded.head:
                 self.fleet = recorded
                 return ""
-            if not _answers(recorded):
+            if not _is_head_listening(recorded):
                 self.hold_reason = HEAD_STARTS
                 return ""
         self._disconnect()
@@ -111,9 +111,9 @@ class Link:
 
     def _join(self, fleet: FleetRecord) -> str:
         """Start joining if possible; return why we have not joined yet."""
-        if not _answers(fleet):
+        if not _is_head_listening(fleet):
             return HEAD_GONE if fleet.is_headless else HEAD_STARTS
-        if not self._failed or time.monotonic() - self._since_s > _rest_s(fleet, self._failures):
+        if not self._failed or time.monotonic() - self._since_s > _pause_s(fleet, self._failures):
             self._set_activity(f"joining the Ray cluster at {fleet.address}")
             self._call_ray("join the cluster", lambda: self._connect(fleet), JOIN_S, ("joined", fleet))
         return self._failed or f"joining the Ray cluster at {fleet.address}"
@@ -128,7 +128,7 @@ class Link:
 
         It may end without the head, if it was cut off from the head or stopped by its owner.
         """
-        return self._raylet is None or alive(self._raylet)
+        return self._raylet is None or is_alive(self._raylet)
 
     def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
         self._set_activity(f"leaving the Ray cluster at {fleet.address}")
@@ -171,7 +171,7 @@ def _no_cluster(fleet: FleetRecord | None) -> str:
     return "" if fleet.state == "up" else f"the fleet is {fleet.state}"
 
 
-def _answers(fleet: FleetRecord) -> bool:
+def _is_head_listening(fleet: FleetRecord) -> bool:
     """Whether the head is running and listening; true for clusters of others, of which this is not known.
 
     Joining and disconnecting would block on a head that does not listen.
@@ -179,12 +179,12 @@ def _answers(fleet: FleetRecord) -> bool:
     return not fleet.is_embedded or not (fleet.is_headless or listener_uids(port_of(fleet.address)) == frozenset())
 
 
-def _rest_s(fleet: FleetRecord, failures: int) -> float:
+def _pause_s(fleet: FleetRecord, failures: int) -> float:
     """Seconds until the next try to join.
 
     Grows for clusters of others, where each try starts a node of ours.
     """
-    return AGAIN_S if fleet.is_embedded else min(LONGEST_REST_S, AGAIN_S * 2.0 ** min(failures, 9))
+    return RETRY_S if fleet.is_embedded else min(MAX_BACKOFF_S, RETRY_S * 2.0 ** min(failures, 9))
 
 
 def _leave(give_back: Callable[[], None]) -> None:

@@ -14,16 +14,16 @@ from cluster.node_repair import NodeRepair
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.2
+INTERVAL_S = 0.2
 """A check takes a millisecond. Attempts on a lost node end with their lease unless its next agent is up by then."""
-REST_S = 5.0
+PAUSE_AFTER_FAILURE_S = 5.0
 """Pause after a check with an unexpected error: the next one may fail in the same way."""
 SWITCH = "POLYFLEET_REPAIR"
-ASKED_S = 10.0
+REQUEST_AGE_S = 10.0
 """Requests older than this are dropped: while the head was restarting, jobs may have been placed on the node."""
 
 
-def wanted(environment: Mapping[str, str] = os.environ) -> bool:
+def is_enabled(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether repair is on.
 
     POLYFLEET_REPAIR=off leaves lost nodes as they are, so that they can be inspected.
@@ -58,14 +58,18 @@ class RepairThread(threading.Thread):
 
     def run(self) -> None:
         failures = 0
-        while not self._closing.wait(REST_S if failures else LOOK_EVERY_S):
+        while not self._closing.wait(PAUSE_AFTER_FAILURE_S if failures else INTERVAL_S):
             try:
                 self._end_requested()
                 result = self._repairs.restart_lost_nodes()
             except Exception:
                 failures += 1
                 if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, … time
-                    log.exception("checking for lost nodes failed %d times; retrying every %.0f s", failures, REST_S)
+                    log.exception(
+                        "checking for lost nodes failed %d times; retrying every %.0f s",
+                        failures,
+                        PAUSE_AFTER_FAILURE_S,
+                    )
                 continue
             failures, self.waiting = 0, result.postponed
             for node in result.started:
@@ -74,7 +78,7 @@ class RepairThread(threading.Thread):
     def _end_requested(self) -> None:
         while self._requests:
             requested_s, node, reason = self._requests.popleft()
-            if time.monotonic() - requested_s < ASKED_S:
+            if time.monotonic() - requested_s < REQUEST_AGE_S:
                 self._repairs.stop_node(node)
                 self._end_reasons[node] = reason
 

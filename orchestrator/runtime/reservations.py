@@ -11,17 +11,17 @@ from typing import Any
 from cluster.identity import fleet_identity, reservation_prefix
 from cluster.paths import home
 from orchestrator.runtime import ray_capacity
-from orchestrator.runtime.ray_calls import RAY, in_time
+from orchestrator.runtime.ray_calls import RAY, with_time_limit
 from orchestrator.runtime.ray_capacity import Resources
 
 WAIT_S = 10.0
-LOOK_EVERY_S = 0.005
+POLL_S = 0.005
 LIMIT_S = 10.0
 PENDING_S = 2.0
 """Seconds to wait for a pending group: Ray retries a group that did not fit every second."""
 
 
-class _Places:
+class _PlaceLocks:
     """Locks and newest groups: per cluster, one call at a time changes the reservation of a place.
 
     That includes late calls, after a head that did not answer. A reservation that arrives too late is removed, unless
@@ -50,7 +50,7 @@ class _Places:
                     _remove(self._newest.pop(place))
 
 
-_PLACES = _Places()
+_LOCKS = _PlaceLocks()
 
 
 def _remove(group: Any) -> None:
@@ -59,15 +59,15 @@ def _remove(group: Any) -> None:
     remove_placement_group(group)
 
 
-@in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_PLACES.release_late)
+@with_time_limit("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_LOCKS.release_late)
 def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
     """Reserve `bundles[i]` on node i until released, independent of this process.
 
     An existing group for the place on these nodes is kept. Raises NoRoom if the resources are not free.
     """
-    with _PLACES.lock(place):
+    with _LOCKS.lock(place):
         group = _reserve(place, bundles, ray_node_ids)
-        _PLACES.set_newest(place, group)
+        _LOCKS.set_newest(place, group)
         return group
 
 
@@ -83,10 +83,10 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     if RAY.is_late:
         return None
     if existing is not None:
-        if _settled(existing) and _lies_on(existing, ray_node_ids):
+        if _is_created(existing) and _is_on_nodes(existing, ray_node_ids):
             return existing
         _remove(existing)
-    _await_room(bundles, ray_node_ids)
+    _wait_for_capacity(bundles, ray_node_ids)
     if RAY.is_late:
         return None
     selectors = [{"ray.io/node-id": node_id} for node_id in ray_node_ids]
@@ -95,7 +95,7 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     )
     if not group.wait(timeout_seconds=WAIT_S):
         _remove(group)
-        raise ray_capacity.short(bundles, ray_node_ids)
+        raise ray_capacity.no_capacity(bundles, ray_node_ids)
     return group
 
 
@@ -113,7 +113,7 @@ def _find(place: str) -> Any:
         return None
 
 
-def _settled(group: Any) -> bool:
+def _is_created(group: Any) -> bool:
     """Check that a group is created; wait shortly for one that an earlier server has requested."""
     return _state(group) == "CREATED" or (_state(group) == "PENDING" and bool(group.wait(timeout_seconds=PENDING_S)))
 
@@ -124,7 +124,7 @@ def _state(group: Any) -> str:
     return str(placement_group_table(group).get("state"))
 
 
-def _lies_on(group: Any, ray_node_ids: list[str]) -> bool:
+def _is_on_nodes(group: Any, ray_node_ids: list[str]) -> bool:
     """Check that a group is on exactly these nodes. A restarted node has a new id."""
     from ray.util.placement_group import placement_group_table
 
@@ -132,7 +132,7 @@ def _lies_on(group: Any, ray_node_ids: list[str]) -> bool:
     return [node_by_bundle.get(i) for i in range(len(ray_node_ids))] == ray_node_ids
 
 
-def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
+def _wait_for_capacity(bundles: list[Resources], ray_node_ids: list[str]) -> None:
     """Wait until the nodes have the resources free. Raises NoRoom after WAIT_S.
 
     Resources that an attempt gave back reach the head up to 0.1 s later, and Ray retries a group that did not fit only
@@ -143,23 +143,23 @@ def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not ray_capacity.fits(bundles, ray_node_ids, available_resources_per_node()):  # type: ignore[no-untyped-call]
         if time.monotonic() > deadline:
-            raise ray_capacity.short(bundles, ray_node_ids)
-        time.sleep(LOOK_EVERY_S)
+            raise ray_capacity.no_capacity(bundles, ray_node_ids)
+        time.sleep(POLL_S)
 
 
-def give_back(place: str) -> None:
+def release_now(place: str) -> None:
     """Remove the group of a place, if there is one.
 
     Does nothing if the caller has stopped waiting: the release is repeated, or the next attempt takes the group over.
     """
-    with _PLACES.lock(place):
+    with _LOCKS.lock(place):
         group = _find(place)
         if group is not None and not RAY.is_late:
             _remove(group)
-            _PLACES.forget(place)
+            _LOCKS.forget(place)
 
 
-def list_held() -> frozenset[str]:
+def list_reserved_now() -> frozenset[str]:
     """Places for which we hold a group in this Ray cluster."""
     from ray.util.placement_group import placement_group_table
 
@@ -168,5 +168,5 @@ def list_held() -> frozenset[str]:
     return frozenset(row["name"].removeprefix(prefix) for row in rows if row["name"].startswith(prefix))
 
 
-release = in_time("release devices", LIMIT_S)(give_back)
-held = in_time("list reserved devices", LIMIT_S)(list_held)
+release = with_time_limit("release devices", LIMIT_S)(release_now)
+list_reserved = with_time_limit("list reserved devices", LIMIT_S)(list_reserved_now)

@@ -20,14 +20,14 @@ from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.agents import Agents
 from workers.errors import CheckpointError
 
-Does = Callable[[str], None]
+SetActivity = Callable[[str], None]
 Data = dict[str, Any]
 
 
 RESUME_FROM = "checkpoint.resume_from"
 
 
-class UnusableError(SpecError):
+class ResumeSourceMissing(SpecError):
     """The checkpoint in the job's `checkpoint.resume_from` does not exist: only the user can correct this."""
 
     def __init__(self, message: str, remedy: str):
@@ -36,22 +36,22 @@ class UnusableError(SpecError):
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class ResumeSource:
     """Result of `bring`.
 
-    `found`: pool, path and step of the checkpoint to resume from, as the attempt's nodes see it; None: start from the
-    beginning. `missed`: sentence on a newer checkpoint that could not be reached, or "".
+    `checkpoint`: pool, path and step of the checkpoint to resume from, as the attempt's nodes see it; None: start from
+    the beginning. `missed`: sentence on a newer checkpoint that could not be reached, or "".
     """
 
     checkpoint: Data | None
     missed: str = ""
 
 
-class Bringer:
+class ResumeSourceFinder:
     def __init__(self, agents: Agents, checkpoints: CheckpointService):
         self.agents, self.checkpoints = agents, checkpoints
 
-    def bring(self, launch: Launch, set_activity: Does) -> Brought:
+    def bring(self, launch: Launch, set_activity: SetActivity) -> ResumeSource:
         """Find and copy the checkpoint for a launch.
 
         Raises UnusableError if it does not exist, CheckpointError if it is damaged, and FleetError, after which the
@@ -59,12 +59,12 @@ class Bringer:
         """
         try:
             return self._bring(launch, set_activity)
-        except (UnusableError, CheckpointError):
+        except (ResumeSourceMissing, CheckpointError):
             raise
         except UserError as e:
             raise FleetError(e.message, e.remedy) from e
 
-    def _bring(self, launch: Launch, set_activity: Does) -> Brought:
+    def _bring(self, launch: Launch, set_activity: SetActivity) -> ResumeSource:
         """Copy the job's newest checkpoint, or else its `resume_from`, to the storage of each of its nodes.
 
         The data is verified while it is copied, or by the ranks that load it. A damaged checkpoint is marked as such in
@@ -78,13 +78,13 @@ class Bringer:
             if source is None and launch.resume_from:
                 source = self._find_requested(launch.resume_from, launch.pool)
             if source is None:
-                return Brought(None, missed)
+                return ResumeSource(None, missed)
             targets = self._targets(launch, source)
             is_same_pool = source["pool"] == launch.pool or not targets
             final = source["path"] if is_same_pool else f"{launch.job}/{Path(source['path']).name}"
             if self._copy_to_targets(launch, (source, final), targets, tried, set_activity):
                 checkpoint = {"pool": launch.pool, "path": final, "step": source["step"]}
-                return Brought(checkpoint, missed)
+                return ResumeSource(checkpoint, missed)
 
     def _copy_to_targets(
         self,
@@ -92,7 +92,7 @@ class Bringer:
         source_and_path: tuple[Data, str],
         targets: list[str],
         tried: set[CheckpointLocation],
-        set_activity: Does,
+        set_activity: SetActivity,
     ) -> bool:
         """Copy a checkpoint to each of `targets`.
 
@@ -178,7 +178,7 @@ class Bringer:
                     f"{RESUME_FROM}: {e.message}, but {', '.join(unavailable)} may have it and cannot be asked now"
                 )
                 raise FleetError(message, "`polyfleet status` lists the nodes") from e
-            raise UnusableError(e.message, e.remedy) from None
+            raise ResumeSourceMissing(e.message, e.remedy) from None
         raise FleetError(f"{RESUME_FROM}: {reference} has just appeared", "nothing to do: the job is started again")
 
     def _find_on(self, node: str, reference: CheckpointLocation) -> Data | None:
@@ -192,10 +192,10 @@ class Bringer:
 
         It is one of the pool, or else one of the same machine that sees the pool's storage.
         """
-        own = [name for name, node in self.agents.of_pool(pool) if _answers(node)]
+        own = [name for name, node in self.agents.of_pool(pool) if _has_answered(node)]
         if own:
             return {self._storage_of(name, pool): name for name in reversed(own)}
-        ready = [(name, node) for name, node in self.agents.ready() if _answers(node)]
+        ready = [(name, node) for name, node in self.agents.ready() if _has_answered(node)]
         others = [name for name, node in ready if node.facts and pool in node.facts.neighbours]
         return {f"pool {pool}": others[0]} if others else {}
 
@@ -207,11 +207,11 @@ class Bringer:
     def _unavailable_nodes(self, pool: str) -> list[str]:
         """Nodes that are, or may be, in `pool` and cannot be asked now; they may have different storages."""
         nodes = self.agents.items()
-        unavailable = [(name, node) for name, node in nodes if not node.ready or not _answers(node)]
+        unavailable = [(name, node) for name, node in nodes if not node.ready or not _has_answered(node)]
         return [name for name, node in unavailable if not node.facts or node.facts.pool == pool]
 
 
-def _answers(node: Node) -> bool:
+def _has_answered(node: Node) -> bool:
     """Whether a node has answered lately. Ray may list a node for a minute after it was cut off."""
     return node.silent_s(time.monotonic()) <= NODE_SILENT_S
 
@@ -220,5 +220,5 @@ def _where(source: Data, pool: str) -> str:
     return str(source["node"] if source["pool"] == pool else source["pool"])
 
 
-def _copying(set_activity: Does, activity: str, done_bytes: int, total: int) -> None:
+def _copying(set_activity: SetActivity, activity: str, done_bytes: int, total: int) -> None:
     set_activity(f"{activity} ({done_bytes >> 20} of {total >> 20} MiB)")

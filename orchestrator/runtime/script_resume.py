@@ -12,10 +12,10 @@ COPY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOn:
-    """Result of `hand_on`.
+class ScriptResume:
+    """Result of `prepare_script_checkpoint`.
 
-    `asked`: None if there is no script checkpoint. `text`: what was found, for the record.
+    `checkpoint`: None if there is no script checkpoint. `text`: what was found, for the record.
     """
 
     checkpoint: ScriptCheckpoint | None = None
@@ -25,7 +25,7 @@ class HandedOn:
         return replace(order, arguments=self.checkpoint.to_plain()) if self.checkpoint else order
 
 
-def hand_on(agents: Agents, launch: Launch, set_activity: Callable[[str], None]) -> HandedOn:
+def prepare_script_checkpoint(agents: Agents, launch: Launch, set_activity: Callable[[str], None]) -> ScriptResume:
     """Have the attempt's first node read the script's checkpoint.
 
     Raises FleetError if the node cannot do it now.
@@ -35,10 +35,10 @@ def hand_on(agents: Agents, launch: Launch, set_activity: Callable[[str], None])
     first = launch.orders[0] if launch.orders else None
     script = ScriptCheckpoint.of(first.task, first.arguments) if first else None
     if first is None or script is None or not any(attempt.started for attempt in launch.previous_attempts):
-        return HandedOn()
+        return ScriptResume()
     set_activity(f"reads its checkpoint {script.path}")
     arguments = (script.path, script.format, first.backend, len(first.devices))
     reply = agents.call(
         launch.nodes[0], "copy_script_checkpoint", launch.job, launch.epoch, *arguments, timeout_s=COPY_S
     )
-    return HandedOn(script._replace(found=bool(reply["found"])), str(reply["text"]))
+    return ScriptResume(script._replace(found=bool(reply["found"])), str(reply["text"]))

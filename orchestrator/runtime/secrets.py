@@ -7,8 +7,8 @@ from pathlib import Path
 from cluster.errors import SpecError
 from cluster.untrusted_files import UnreadableFile, read_bytes
 
-LONGEST_SECRET_BYTES = 64 << 10
-MOST_SECRET_BYTES = 1 << 20
+MAX_SECRET_BYTES = 64 << 10
+MAX_TOTAL_BYTES = 1 << 20
 """Limit for all secrets of a job: they become environment variables, whose size the system limits."""
 
 
@@ -18,14 +18,14 @@ def resolve_secrets(references: Mapping[str, str]) -> dict[str, str]:
     Raises SpecError with the name of a secret that is missing, empty, too long or not text.
     """
     values = {name: _secret(f"secrets.{name}", reference) for name, reference in references.items()}
-    if sum(len(value.encode()) for value in values.values()) > MOST_SECRET_BYTES:
-        raise SpecError("secrets", f"are longer than {MOST_SECRET_BYTES} bytes together", "send large data as files")
+    if sum(len(value.encode()) for value in values.values()) > MAX_TOTAL_BYTES:
+        raise SpecError("secrets", f"are longer than {MAX_TOTAL_BYTES} bytes together", "send large data as files")
     return values
 
 
 def _secret(field: str, reference: str) -> str:
     scheme, _, location = reference.partition(":")
-    value = _of_environment(field, location) if scheme == "env" else _of_file(field, location)
+    value = _from_environment(field, location) if scheme == "env" else _from_file(field, location)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -35,28 +35,28 @@ def _secret(field: str, reference: str) -> str:
     if not value or "\0" in value:
         problem = "contains a NUL byte, which a variable cannot" if value else "is empty"
         raise SpecError(field, f"{location} {problem}", "write the secret there as text")
-    if size > LONGEST_SECRET_BYTES:
-        raise SpecError(field, f"{location} is longer than {LONGEST_SECRET_BYTES} bytes", "send large data as files")
+    if size > MAX_SECRET_BYTES:
+        raise SpecError(field, f"{location} is longer than {MAX_SECRET_BYTES} bytes", "send large data as files")
     return value
 
 
-def _of_environment(field: str, name: str) -> str:
+def _from_environment(field: str, name: str) -> str:
     if name not in os.environ:
         remedy = "run `polyfleet server stop`, set the variable, then run this command again: the next server reads it"
         raise SpecError(field, f"{name} is not set in the server's environment", remedy)
     return os.environ[name]
 
 
-def _of_file(field: str, path: str) -> str:
+def _from_file(field: str, path: str) -> str:
     """Read a secret from a file. Links are followed, because Kubernetes mounts secrets as links."""
     try:
-        return read_bytes(Path(path).resolve(), LONGEST_SECRET_BYTES).decode().strip()
+        return read_bytes(Path(path).resolve(), MAX_SECRET_BYTES).decode().strip()
     except (OSError, RuntimeError, ValueError, UnreadableFile) as e:
-        reason = e.why.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _said(e)
+        reason = e.why.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _reason(e)
         raise SpecError(field, f"{path} cannot be read: {reason}", "check the path and its mode") from None
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or "it is not the path of a file"

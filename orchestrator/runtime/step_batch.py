@@ -14,28 +14,28 @@ from typing import Any
 from cluster.errors import FleetError
 from orchestrator.core import control
 from orchestrator.core import messages as m
-from orchestrator.core.commands import Command, Refuse
+from orchestrator.core.commands import Command, Reject
 from orchestrator.core.draft import Control
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Event
 from orchestrator.runtime import crash_hook
-from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.runtime.pending_request import Ask
+from orchestrator.runtime.jobs import Jobs, StoreUnavailable
+from orchestrator.runtime.pending_request import PendingRequest
 
 log = logging.getLogger(__name__)
 
 TICK_SHARE = 0.2
-"""Maximum share of the controller's time for ticks, but a tick is delayed by at most TURN_S. With a thousand nodes a
+"""Maximum share of the controller's time for ticks, but a tick is delayed by at most CYCLE_S. With a thousand nodes a
 tick checks thousands of attempts, and plans.
 """
-TURN_S = 0.5
+CYCLE_S = 0.5
 
 
 def now() -> Now:
     return Now(time.monotonic(), time.time())
 
 
-class Steps:
+class StepBatch:
     """Applies messages.
 
     `control`: the newest stored state. `tick_due_s`: when the next tick is due (monotonic).
@@ -63,14 +63,14 @@ class Steps:
         """
         try:
             commands = self._apply(items)
-        except NotStored:
+        except StoreUnavailable:
             raise
         except Exception as e:
             if len(items) > 1:
                 return self._apply_halves(items)
             log.exception("a message of kind %s is dropped: it cannot be stored", _kind(items[0]))
-            if isinstance(items[0], Ask):
-                items[0].finish(_internal(e))
+            if isinstance(items[0], PendingRequest):
+                items[0].finish(_internal_error(e))
             commands = []
         del items[:]
         return commands
@@ -88,19 +88,19 @@ class Steps:
             items[:] = first + second
         try:
             return commands + self.apply(second)
-        except NotStored as e:
+        except StoreUnavailable as e:
             log.warning("some messages wait for the next cycle: %s", e)
             return commands
         finally:
             items[:] = second
 
     def _apply(self, items: list[Any]) -> list[Command]:
-        state, events, commands, requests = self.control, list[Event](), list[Command](), list[Ask]()
+        state, events, commands, requests = self.control, list[Event](), list[Command](), list[PendingRequest]()
         at = now()
-        waiting = deque(_together(items))
+        waiting = deque(_group_replies(items))
         while waiting:
             item = waiting.popleft()
-            message = item.message if isinstance(item, Ask) else item
+            message = item.message if isinstance(item, PendingRequest) else item
             try:
                 step = self._step(state, message, at)
             except Exception as e:
@@ -108,15 +108,15 @@ class Steps:
                     waiting.extendleft(reversed(message))
                     continue
                 log.exception("a message of kind %s is dropped", _kind(item))
-                if isinstance(item, Ask):
-                    item.error = _internal(e)
+                if isinstance(item, PendingRequest):
+                    item.error = _internal_error(e)
                     requests.append(item)
                 continue
             state = step.control
             events += step.events
             commands += step.commands
-            if isinstance(item, Ask):
-                item.set_refusal(next((c for c in step.commands if isinstance(c, Refuse)), None))
+            if isinstance(item, PendingRequest):
+                item.set_refusal(next((c for c in step.commands if isinstance(c, Reject)), None))
                 requests.append(item)
         self._commit(events)
         self.control = state
@@ -127,12 +127,12 @@ class Steps:
 
     def _step(self, state: Control, message: Any, at: Now) -> control.Step:
         if isinstance(message, list):
-            return control.heard(state, (self._with_stored_jobs(beat, state) for beat in message), at)
+            return control.step_replies(state, (self._with_stored_jobs(beat, state) for beat in message), at)
         start_s = time.monotonic()
         step = control.step(state, self._with_stored_jobs(message, state), at)
         if isinstance(message, m.Tick):
             took_s = time.monotonic() - start_s
-            self.tick_due_s = start_s + min(took_s / TICK_SHARE, took_s + TURN_S)
+            self.tick_due_s = start_s + min(took_s / TICK_SHARE, took_s + CYCLE_S)
         return step
 
     def _commit(self, events: list[Event]) -> None:
@@ -154,7 +154,7 @@ class Steps:
         return replace(message, stored_jobs=frozenset(job for job in unknown if job in self._jobs))
 
 
-def _together(items: list[Any]) -> Iterator[Any]:
+def _group_replies(items: list[Any]) -> Iterator[Any]:
     """Yield items in order, with consecutive replies of agents as one list."""
     for are_beats, group in groupby(items, lambda item: isinstance(item, m.Heartbeat)):
         if are_beats:
@@ -164,8 +164,8 @@ def _together(items: list[Any]) -> Iterator[Any]:
 
 
 def _kind(item: Any) -> str:
-    return type(item.message if isinstance(item, Ask) else item).__name__
+    return type(item.message if isinstance(item, PendingRequest) else item).__name__
 
 
-def _internal(error: Exception) -> FleetError:
+def _internal_error(error: Exception) -> FleetError:
     return FleetError(f"internal error: {error!r}", "its traceback is in the server's log")

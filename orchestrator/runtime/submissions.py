@@ -10,10 +10,10 @@ from typing import Any
 
 from cluster.errors import FleetError, SpecError, nearest
 from orchestrator import entry_check
-from orchestrator.checkpoint_address import of_this_machine
+from orchestrator.checkpoint_address import is_local_path
 from orchestrator.checkpoints import CheckpointService
 from orchestrator.code_archive import check_module_names
-from orchestrator.core.explain import Never
+from orchestrator.core.explain import ImpossibleCheck
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
 from orchestrator.core.throughput import with_code
@@ -21,9 +21,9 @@ from orchestrator.job_spec import JobSpec, parse_job
 from orchestrator.job_spec_parts import DataSpec
 from orchestrator.limits import TooManyJobs, max_waiting_jobs
 from orchestrator.runtime import crash_hook
-from orchestrator.runtime.code_archives import Packages
-from orchestrator.runtime.data_store import DataStore, missing
-from orchestrator.runtime.jobs import Jobs, NotStored
+from orchestrator.runtime.code_archives import ServerCodeArchives
+from orchestrator.runtime.data_store import DataStore, not_uploaded
+from orchestrator.runtime.jobs import Jobs, StoreUnavailable
 from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
 from orchestrator.store.event_store import EventStore
@@ -31,7 +31,7 @@ from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
 from orchestrator.store.unit_of_work import Stored
 
 Data = dict[str, Any]
-Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]
+DevicesNow = Callable[[], tuple[tuple[Devices, ...] | None, str]]
 COUNT_EVERY_S = 1.0
 
 
@@ -50,7 +50,7 @@ class Submission:
 
 
 @dataclass(slots=True)
-class _Accepting:
+class _Acceptance:
     """Calls `accept`. `accepted` then distinguishes an error of the store from an error of the request."""
 
     accept: Callable[[], StoredResponse]
@@ -74,10 +74,10 @@ class Submissions:
         self,
         jobs: Jobs,
         store: EventStore,
-        code_archives: Packages,
+        code_archives: ServerCodeArchives,
         data: DataStore,
         checkpoints: CheckpointService,
-        devices_now: Seen,
+        devices_now: DevicesNow,
         stored: Stored,
         count: Callable[[], int],
         projects: Callable[[], Collection[str]] = tuple,
@@ -85,7 +85,7 @@ class Submissions:
         self._jobs, self._store, self._code_archives, self._data = jobs, store, code_archives, data
         self._checkpoints = checkpoints
         self._devices_now, self._on_accepted, self._count, self._projects = devices_now, stored, count, projects
-        self._never = Never(())
+        self._never = ImpossibleCheck(())
         self._max_open = max_waiting_jobs()
         self._waiting, self._counted_s = 0, float("-inf")
 
@@ -128,15 +128,15 @@ class Submissions:
 
         If the store cannot write an accepted request, its error is NotStored, which says when to retry.
         """
-        accepting = [_Accepting(accept) for _, _, accept in requests]
+        accepting = [_Acceptance(accept) for _, _, accept in requests]
         keyed = [(key, digest(body) if key else "") for key, body, _ in requests]
         keyed_requests = [IdempotentRequest(*k, make) for k, make in zip(keyed, accepting, strict=True)]
         try:
             results = self._store.idempotent_each(keyed_requests, self._on_durable)
         except FleetError as e:  # the keys could not be looked up
-            raise NotStored.from_error(e) from e
+            raise StoreUnavailable.from_error(e) from e
         return [
-            _not_stored(result) if acceptance.accepted else result
+            _as_unavailable(result) if acceptance.accepted else result
             for result, acceptance in zip(results, accepting, strict=True)
         ]
 
@@ -188,17 +188,17 @@ class Submissions:
     def _check_data(self, spec: JobSpec, names: list[str]) -> None:
         """Raise SpecError for client data that was not uploaded, and mounts that overlap the code archive."""
         for index, data in enumerate(spec.data):
-            if of_this_machine(data.uri) and not (data.sha256 and self._data.is_stored(data.sha256)):
-                raise missing(f"data.{index}.uri", data.uri)
+            if is_local_path(data.uri) and not (data.sha256 and self._data.is_stored(data.sha256)):
+                raise not_uploaded(f"data.{index}.uri", data.uri)
             check_module_names([f"{data.path}/x.py"], spec.task)
-            if clash := next((name for name in names if _clash(name, data)), ""):
+            if clash := next((name for name in names if _overlaps(name, data)), ""):
                 message = f"{data.mount!r} overlaps {clash!r} of the submitted folder"
                 raise SpecError(f"data.{index}.mount", message, "choose another path in the job's folder")
 
-    def _impossible_check(self, devices: tuple[Devices, ...]) -> Never:
+    def _impossible_check(self, devices: tuple[Devices, ...]) -> ImpossibleCheck:
         """The check of impossible requests for these devices, cached while the devices are the same."""
         if self._never.devices is not devices:
-            self._never = Never(devices)
+            self._never = ImpossibleCheck(devices)
         return self._never
 
     def _check_limit(self, more: int) -> None:
@@ -213,13 +213,13 @@ class Submissions:
         self._waiting += more
 
 
-def _clash(name: str, data: DataSpec) -> bool:
+def _overlaps(name: str, data: DataSpec) -> bool:
     """Whether a file of the submitted folder is at or below the mount of the data, or is a parent of it."""
     return f"{name}/".startswith(f"{data.path}/") or f"{data.path}/".startswith(f"{name}/")
 
 
-def _not_stored(result: Data | Exception) -> Data | Exception:
-    return NotStored.from_error(result) if isinstance(result, FleetError) else result
+def _as_unavailable(result: Data | Exception) -> Data | Exception:
+    return StoreUnavailable.from_error(result) if isinstance(result, FleetError) else result
 
 
 def digest(body: Any) -> str:

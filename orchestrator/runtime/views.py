@@ -9,15 +9,15 @@ from orchestrator.core.attempts import node_of
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
-from orchestrator.core.nodes import Leased, Node
+from orchestrator.core.nodes import Allocations, Node
 from orchestrator.core.placement import devices_of
 from orchestrator.core.progress import devices_of as devices_of_attempt
-from orchestrator.core.remaining_time import Known, Source, remaining
+from orchestrator.core.remaining_time import Evidence, Source, remaining
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import ScriptCheckpoint
 
-TAKEN_SHOWN_S = 180.0
+NOTE_SHOWN_S = 180.0
 """Seconds for which the note is shown: a refused job is retried, and the use noticed again, within about a minute."""
 
 
@@ -41,7 +41,7 @@ class ProgressView(TypedDict):
     left: str
 
 
-def progress_view(record: Record, estimate_inputs: Known) -> ProgressView | None:
+def progress_view(record: Record, estimate_inputs: Evidence) -> ProgressView | None:
     if record.job.state in TERMINAL or not record.attempts:
         return None
     last, progress = record.attempts[-1], estimate_inputs.progress
@@ -90,7 +90,7 @@ def job_view(
         "interruptions": job.interruptions,
         "resumed_step": record.resumed_step,
         "resumed_from": record.source,
-        "continues": continues(record),
+        "continues": resume_clause(record),
         "missed_checkpoint": record.missed,
         "script_checkpoint": record.script,
         "missed_files": record.missed_files,
@@ -114,7 +114,7 @@ def from_one(data: Any) -> Any:
     return {k: v + 1 if k == "candidate" and isinstance(v, int) else from_one(v) for k, v in data.items()}
 
 
-def continues(record: Record) -> str:
+def resume_clause(record: Record) -> str:
     """Clause on what the job's next attempt would resume from; "" if it has not started or has ended."""
     job, point = record.job, record.checkpoint
     if job.state in TERMINAL or not record.attempts:
@@ -127,7 +127,7 @@ def continues(record: Record) -> str:
     if job.resume_from:
         return f"starts again from {job.resume_from}: it has not saved a checkpoint of its own yet"
     if job.task == "run":
-        return f"starts from the beginning, with its files: no checkpoint of it is known; {NAME_IT}"
+        return f"starts from the beginning, with its files: no checkpoint of it is known; {SET_CHECKPOINT}"
     return "starts from the beginning, unless it saves a checkpoint before it stops: none is known yet"
 
 
@@ -164,15 +164,15 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def node_view(node: Node, control: Control, now_s: float, allocations: Leased) -> dict[str, Any]:
+def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> dict[str, Any]:
     """The view of a node.
 
     `closed`: why it takes no new jobs, or "". `note`: recent use of its devices by others.
     """
-    closed, age_s = nodes.closed(node, control.drained, now_s), now_s - node.foreign_use_s
+    closed, age_s = nodes.closed_reason(node, control.drained, now_s), now_s - node.foreign_use_s
     note = f"another program of this Ray cluster used devices of this node {age_s:.0f} s ago"
     view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
-                            "note": note if age_s < TAKEN_SHOWN_S else "", "devices": []}  # fmt: skip
+                            "note": note if age_s < NOTE_SHOWN_S else "", "devices": []}  # fmt: skip
     if node.facts is None:
         return view
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
@@ -197,13 +197,17 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     return f"silent for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else "ready"
 
 
-def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Leased) -> dict[str, Any]:
+def pool_view(
+    pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Allocations
+) -> dict[str, Any]:
     """The view of a pool, one line of `polyfleet status`.
 
     `spec`: its PoolSpec as JSON data, {} if not declared.
     """
     nodes_of_pool = [node for node in control.nodes.values() if node.facts and node.facts.pool == pool]
-    devices = [d for node in nodes_of_pool if not node.lost_reason for d in devices_of(node, control, now_s, allocations)]
+    devices = [
+        d for node in nodes_of_pool if not node.lost_reason for d in devices_of(node, control, now_s, allocations)
+    ]
     facts = nodes_of_pool[0].facts if nodes_of_pool else None
     return {
         "pool": pool,
@@ -220,6 +224,6 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, a
     }
 
 
-NAME_IT = "set `checkpoint: {path: …}` in the job file to the checkpoint that its script saves"
+SET_CHECKPOINT = "set `checkpoint: {path: …}` in the job file to the checkpoint that its script saves"
 _ACCEPTED = job_view(Record(Job("", "", "", ())), {})
 FIELDS = tuple(_ACCEPTED)

@@ -32,7 +32,7 @@ from orchestrator.server.server_authentication import challenge_response
 from orchestrator.server.service_protocol import ServiceProtocol
 
 
-class Guarded(FastAPI):
+class GuardedApp(FastAPI):
     """FastAPI application behind the guard, which is outside of any middleware that FastAPI adds, now or later."""
 
     def __init__(self, token: str, **options: Any):
@@ -47,7 +47,7 @@ def make_app(
     service: ServiceProtocol, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
 ) -> FastAPI:
     """Build the application. `service` implements ServiceProtocol. `POST /v1/shutdown` calls `stop`."""
-    app = Guarded(
+    app = GuardedApp(
         token,
         title="Polyfleet",
         version=VERSION,
@@ -64,9 +64,8 @@ def make_app(
     app.state.streams = None
     app.state.works = None
     app.state.execs = None
-    app.state.submissions = Batcher(
-        lambda items: service.submit_each(items)
-    )  # a lambda, since the schema is generated without a service
+    # A lambda, because the schema is generated without a service.
+    app.state.submissions = Batcher(lambda items: service.submit_each(items))
     app.state.stop = stop or app.state.stopping.set
     for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema):
         app.include_router(part.router)

@@ -7,33 +7,33 @@ from typing import Any, Generic, TypeVar
 
 import anyio.to_thread
 
-AT_ONCE = 2
+MAX_CALLS = 2
 """Concurrent calls: while one waits for the disk, the next is prepared."""
-MOST = 64
+MAX_BATCH = 64
 SLOW_S = 0.1
 """Seconds after which the next call starts beside a slow one, so that later items need not wait for two calls."""
 
 Item = TypeVar("Item")
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 
-class Batcher(Generic[Item, Told]):
+class Batcher(Generic[Item, Result]):
     """Runs `call`, which returns a value or an error for each item. Items that arrive during a call share the next one.
 
     Belongs to one event loop.
     """
 
-    def __init__(self, call: Callable[[Sequence[Item]], Sequence[Told | Exception]], slow_s: float = SLOW_S):
+    def __init__(self, call: Callable[[Sequence[Item]], Sequence[Result | Exception]], slow_s: float = SLOW_S):
         self._call, self._slow_s = call, slow_s
-        self._waiting: deque[tuple[Item, asyncio.Future[Told | Exception]]] = deque()
+        self._waiting: deque[tuple[Item, asyncio.Future[Result | Exception]]] = deque()
         self._callers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, item: Item) -> Told:
+    async def submit(self, item: Item) -> Result:
         """Pass `item` to `call`; return or raise its result for it."""
-        future: asyncio.Future[Told | Exception] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._callers < AT_ONCE:
+        if self._callers < MAX_CALLS:
             self._callers += 1
             self._start_task(self._run_calls())
         result = await future
@@ -44,12 +44,12 @@ class Batcher(Generic[Item, Told]):
     async def _run_calls(self) -> None:
         """Call until no item waits."""
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
             await asyncio.wait({self._start_task(self._run_call(batch))}, timeout=self._slow_s)
         self._callers -= 1
 
-    async def _run_call(self, batch: list[tuple[Item, asyncio.Future[Told | Exception]]]) -> None:
-        results: Sequence[Told | Exception]
+    async def _run_call(self, batch: list[tuple[Item, asyncio.Future[Result | Exception]]]) -> None:
+        results: Sequence[Result | Exception]
         try:
             results = await anyio.to_thread.run_sync(self._call, [item for item, _ in batch])
         except Exception as e:

@@ -1,9 +1,9 @@
 """Time-outs for slow requests, and a limit on connections that have not authenticated.
 
 uvicorn limits neither the duration of a request's head or body, nor the size of a head. Here a head must arrive within
-HEAD_S of the connection or its first byte, and have at most MOST_HEAD_BYTES; a body may neither pause for BODY_S nor be
-slower than BODY_BYTES_PER_S; uvicorn's keep-alive closes idle connections. At most MOST_PIPELINED requests wait on one
-connection. At most STRANGERS connections without the token are open: one more closes the oldest.
+HEAD_S of the connection or its first byte, and have at most MAX_HEADER_BYTES; a body may neither pause for BODY_S nor
+be slower than BODY_BYTES_PER_S; uvicorn's keep-alive closes idle connections. At most MAX_PIPELINED requests wait on
+one connection. At most STRANGERS connections without the token are open: one more closes the oldest.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from orchestrator.server.unix_socket import peer_uid
 HEAD_S = 10.0
 BODY_S = 30.0
 BODY_BYTES_PER_S = 1024
-MOST_HEAD_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
 """Limit for all bytes that are not body; the framing of chunks may be as large as their content, too."""
-MOST_PIPELINED = 16
+MAX_PIPELINED = 16
 """Requests that wait for earlier responses. Reading pauses while some wait, and continues with each response."""
-STRANGERS = 256
-ACCEPTED_AT_ONCE = 64
+MAX_UNAUTHENTICATED = 256
+MAX_ACCEPTED = 64
 """Fewer than STRANGERS, so that a new client can send its request before other connections push it out."""
 BACKLOG = 4096
-MOST_FILES = 65536
+MAX_FILES = 65536
 
 
 class UnauthenticatedConnections:
     """Connections that have not sent the token yet, oldest first."""
 
-    def __init__(self, most: int = STRANGERS):
+    def __init__(self, most: int = MAX_UNAUTHENTICATED):
         self.maximum = most
         self._waiting: dict[LimitedConnection, None] = {}
 
@@ -60,7 +60,9 @@ class RequestPhase(Enum):
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One connection with its deadline. `protocol` makes a subclass for each server, which sets `strangers`."""
+    """One connection with its deadline. `make_protocol` makes a subclass for each server, which sets
+    `unauthenticated`.
+    """
 
     unauthenticated: UnauthenticatedConnections
 
@@ -104,7 +106,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._head_bytes = 0
             if self.idle and self._timer is None:
                 self._start_timer(RequestPhase.HEAD, HEAD_S)
-        elif self._head_bytes > MOST_HEAD_BYTES + self._body_bytes:
+        elif self._head_bytes > MAX_HEADER_BYTES + self._body_bytes:
             self.send_400_response("The head of the request is too long.")
         elif self._phase is RequestPhase.BODY:
             self._extend_body_deadline(len(data))
@@ -123,7 +125,7 @@ class LimitedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._phase = RequestPhase.BODY
-        if len(self.pipeline) > MOST_PIPELINED:
+        if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
@@ -159,7 +161,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.abort()
 
 
-def protocol() -> type[LimitedConnection]:
+def make_protocol() -> type[LimitedConnection]:
     """Make the connection class of one server, with a separate count of unauthenticated connections."""
     return type("ServerConnection", (LimitedConnection,), {"strangers": UnauthenticatedConnections()})
 
@@ -167,6 +169,6 @@ def protocol() -> type[LimitedConnection]:
 def raise_file_limit() -> None:
     """Raise the limit of open files: each connection is one, and the usual soft limit is 1,024 per process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

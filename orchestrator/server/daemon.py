@@ -14,15 +14,15 @@ from pathlib import Path
 from cluster import fleet_record
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.paths import check_owner, open_private, private_dir
-from cluster.processes import ProcessId, age_s, alive, processes_of_module, start_detached, stop
+from cluster.processes import ProcessId, age_s, is_alive, processes_of_module, start_detached, stop
 from orchestrator.server import server_record, token, unix_socket
 from orchestrator.server.server_record import ServerRecord
 
 START_TIMEOUT_S = 90.0
 STOP_GRACE_S = 15.0
-STARTING_S = 15.0
-LOOK_S = 0.02
-ROOM_BYTES = 1 << 20
+UNRECORDED_S = 15.0
+POLL_S = 0.02
+MIN_FREE_BYTES = 1 << 20
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.server")
 
@@ -36,7 +36,7 @@ def find_server(home: Path) -> ServerRecord | None:
     """
     check_owner(home)
     record = server_record.read(home)
-    return record if record and alive(record.process) else None
+    return record if record and is_alive(record.process) else None
 
 
 def start_server(
@@ -50,17 +50,17 @@ def start_server(
     FleetError if it does not answer; the message has the last error of its log.
     """
     token.check_token_private(private_dir(home))
-    progress = progress or _silent
-    with _one_starter(home, progress):
+    progress = progress or _quiet
+    with _start_lock(home, progress):
         if (running := find_server(home) or _await_recorded(home, progress)) is not None:
             return running
         if port is not None:
-            _refuse_taken(port)
+            _check_port(port)
         progress("starting the server")
         return _spawn(home, port, command, progress)
 
 
-def _silent(text: str) -> None:
+def _quiet(text: str) -> None:
     """Discard progress: the default when the caller passes no callback."""
 
 
@@ -70,7 +70,7 @@ def stop_server(home: Path) -> bool:
     Nodes of the fleet that the server restarted are its children; they keep running.
     """
     record = find_server(home)
-    running = [record.process] if record else _unrecorded(home)
+    running = [record.process] if record else _server_processes(home)
     stop(running, grace_s=STOP_GRACE_S, spare=_nodes())
     server_record.remove(home)
     return bool(running)
@@ -89,12 +89,12 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
     writes its record soon, or after it has upgraded the store. Raises Conflict for a server that has lost its record.
     """
     last_reported, busy_s = "", float("-inf")
-    while unrecorded := _unrecorded(home):
+    while unrecorded := _server_processes(home):
         if (running := find_server(home)) is not None:
             return running
-        if doing := _doing(home):
-            last_reported, busy_s = _tell(progress, doing, last_reported), time.monotonic()
-        elif min(age_s(unrecorded[0]), time.monotonic() - busy_s) > STARTING_S:
+        if doing := _startup_step(home):
+            last_reported, busy_s = _report_step(progress, doing, last_reported), time.monotonic()
+        elif min(age_s(unrecorded[0]), time.monotonic() - busy_s) > UNRECORDED_S:
             raise Conflict(
                 f"a server of {home} runs as process {unrecorded[0].pid}, but "
                 f"{home / server_record.NAME} does not contain its address",
@@ -104,7 +104,7 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
     return None
 
 
-def _unrecorded(home: Path) -> list[ProcessId]:
+def _server_processes(home: Path) -> list[ProcessId]:
     """Processes of this user that serve this home, regardless of its record."""
     return [
         process
@@ -113,7 +113,7 @@ def _unrecorded(home: Path) -> list[ProcessId]:
     ]
 
 
-def _refuse_taken(port: int) -> None:
+def _check_port(port: int) -> None:
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -128,26 +128,26 @@ def log_path(home: Path) -> Path:
 
 
 @contextmanager
-def _one_starter(home: Path, progress: Progress) -> Iterator[None]:
+def _start_lock(home: Path, progress: Progress) -> Iterator[None]:
     with open_private(home / "server-start.lock") as lock:
         last_reported = ""
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            if doing := _doing(home):
-                last_reported = _tell(progress, doing, last_reported)
-            time.sleep(LOOK_S)
+            if doing := _startup_step(home):
+                last_reported = _report_step(progress, doing, last_reported)
+            time.sleep(POLL_S)
         yield
 
 
-def _doing(home: Path) -> str:
+def _startup_step(home: Path) -> str:
     """Current startup step of the process that is becoming this home's server; "" if there is none."""
     status = server_record.read_startup_status(home)
-    return status[1] if status and alive(status[0]) else ""
+    return status[1] if status and is_alive(status[0]) else ""
 
 
-def _tell(progress: Progress, step: str, last_reported: str) -> str:
+def _report_step(progress: Progress, step: str, last_reported: str) -> str:
     if step != last_reported:
         progress(f"the server is {step}")
     return step
@@ -169,7 +169,7 @@ def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progr
     try:
         return _await_answer(home, child, log, log_offset, progress)
     except BaseException:
-        if not _doing(home):  # stopping it during an upgrade of the store would undo the work done so far
+        if not _startup_step(home):  # stopping it during an upgrade of the store would undo the work done so far
             stop([child], grace_s=1)
         raise
 
@@ -180,11 +180,11 @@ def _await_answer(home: Path, child: ProcessId, log: Path, log_offset: int, prog
     while time.monotonic() < deadline:
         if (running := find_server(home)) is not None and _answers(running):
             return running
-        if not alive(child):
-            raise _did_not_start(home, log, log_offset)
-        if doing := _doing(home):
-            deadline, last_reported = time.monotonic() + START_TIMEOUT_S, _tell(progress, doing, last_reported)
-        time.sleep(LOOK_S)
+        if not is_alive(child):
+            raise _start_error(home, log, log_offset)
+        if doing := _startup_step(home):
+            deadline, last_reported = time.monotonic() + START_TIMEOUT_S, _report_step(progress, doing, last_reported)
+        time.sleep(POLL_S)
     raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see its log: {log}")
 
 
@@ -200,7 +200,7 @@ def _answers(server: ServerRecord) -> bool:
         connection.close()
 
 
-def _did_not_start(home: Path, log: Path, offset: int) -> FleetError:
+def _start_error(home: Path, log: Path, offset: int) -> FleetError:
     """Error with the last error message in the log since `offset` and its remedy, else with the last line."""
     lines = log.read_bytes()[offset:].decode(errors="replace").rstrip().splitlines()
     error_index = next((i for i in reversed(range(len(lines))) if lines[i].startswith("error: ")), None)
@@ -209,6 +209,6 @@ def _did_not_start(home: Path, log: Path, offset: int) -> FleetError:
         return FleetError(
             f"the server did not start: {lines[error_index].removeprefix('error: ')}", f"{remedy}see {log}"
         )
-    if shutil.disk_usage(home).free < ROOM_BYTES:
+    if shutil.disk_usage(home).free < MIN_FREE_BYTES:
         return FleetError(f"the server did not start: the disk of {home} is full", "free disk space there")
     return FleetError(f"the server did not start: {lines[-1] if lines else 'it printed nothing'}", f"see {log}")

@@ -14,7 +14,7 @@ import anyio.to_thread
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from orchestrator.runtime.exec_relay import MOST, Asked
+from orchestrator.runtime.exec_relay import MAX_RELAYS, ExecRequest
 from orchestrator.server.service_protocol import Data, ServiceProtocol
 from orchestrator.server.streams import Item, StreamLimitExceeded, events
 
@@ -27,7 +27,7 @@ class ExecThreads:
 
     def __init__(self, service: ServiceProtocol):
         self.service = service
-        self._threads = anyio.CapacityLimiter(3 * MOST)
+        self._threads = anyio.CapacityLimiter(3 * MAX_RELAYS)
 
     async def call(self, method: Callable[..., T], *arguments: Any) -> T:
         return await anyio.to_thread.run_sync(
@@ -35,7 +35,7 @@ class ExecThreads:
         )
 
 
-def execs(request: Request) -> ExecThreads:
+def exec_threads(request: Request) -> ExecThreads:
     state = request.app.state
     if state.execs is None:
         state.execs = ExecThreads(state.service)
@@ -43,14 +43,14 @@ def execs(request: Request) -> ExecThreads:
     return threads
 
 
-async def run(request: Request, ref: str, command: Asked) -> StreamingResponse:
+async def run(request: Request, ref: str, command: ExecRequest) -> StreamingResponse:
     """Run a command. Events: `started` {exec, job, attempt, rank, node}, then `output` {stream, data in base64} as it
     arrives, then `end` {code, reason}.
 
     If the command cannot be started, raises the service's error before the stream begins, so that the HTTP status can
     still be set.
     """
-    shared = execs(request)
+    shared = exec_threads(request)
     started = await shared.call(shared.service.exec_start, ref, command)
     close = partial(shared.service.exec_close, started["exec"])
     try:

@@ -11,21 +11,21 @@ import hmac
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.limits import MOST_IN_FLIGHT, TooManyRequests
+from orchestrator.limits import MAX_CONCURRENT_REQUESTS, TooManyRequests
 from orchestrator.server import responses
 from orchestrator.server.responses import simple_error
 
 PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
 CODE_ARCHIVES = "/v1/code-archives/"
-BULK = "/v1/jobs/bulk"
-RAW = {
+BULK_PATH = "/v1/jobs/bulk"
+RAW_BODY_LIMITS = {
     "/v1/uploads/": (8 << 20) + 1024,
     "/v1/checkpoints/incoming/": (8 << 20) + 1024,
     "/v1/checkpoints/incoming": 256 << 20,
 }
 """Paths whose PUT has a binary body (pieces of files and checkpoints, manifests) with its limit; longest path first."""
-WAITING = ("/v1/changes", "/v1/checkpoints", "/v1/uploads")
+LONG_REQUESTS = ("/v1/changes", "/v1/checkpoints", "/v1/uploads")
 HTTP_PORT = 80
 """Clients omit this port in the Host header."""
 JSON_LIMIT_BYTES = 1024 * 1024
@@ -54,19 +54,19 @@ class Guard:
         elif (refused := self._refusal(scope)) is not None:
             status, kind, message, remedy = refused
             await simple_error(status, kind, message, remedy)(scope, receive, _with_headers(send))
-        elif _waits(scope):
-            await self.app(scope, _limited(receive, body_limit_bytes(scope)), _with_headers(send))
+        elif _is_long_request(scope):
+            await self.app(scope, _limit_body(receive, body_limit_bytes(scope)), _with_headers(send))
         else:
             await self._count_request(scope, receive, _with_headers(send))
 
     async def _count_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one more request, or refuse it at the limit: in an unlimited queue all clients would wait longer."""
-        if self.in_flight >= MOST_IN_FLIGHT:
-            await responses.error_response(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
+        if self.in_flight >= MAX_CONCURRENT_REQUESTS:
+            await responses.error_response(TooManyRequests(MAX_CONCURRENT_REQUESTS))(scope, receive, send)
             return
         self.in_flight += 1
         try:
-            await self.app(scope, _limited(receive, body_limit_bytes(scope)), send)
+            await self.app(scope, _limit_body(receive, body_limit_bytes(scope)), send)
         finally:
             self.in_flight -= 1
 
@@ -87,7 +87,7 @@ class Guard:
                 "no valid token",
                 "send `Authorization: Bearer <content of the file token in the home>`",
             )
-        _trust(scope)
+        _mark_authenticated(scope)
         return _content_type_refusal(scope) or _length_refusal(scope)
 
     def _is_valid_token(self, authorization: bytes | None) -> bool:
@@ -96,38 +96,41 @@ class Guard:
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == b"bearer"
 
 
-def _trust(scope: Scope) -> None:
+def _mark_authenticated(scope: Scope) -> None:
     """Mark the connection, if there is one, as authenticated."""
     if (connection := scope.get("state", {}).get("connection")) is not None:
-        connection.trusted()
+        connection.mark_authenticated()
 
 
-def _waits(scope: Scope) -> bool:
+def _is_long_request(scope: Scope) -> bool:
     """Return whether a request may be open for long without holding a thread; such requests have separate limits."""
     path = scope["path"]
     if _raw(scope):  # its body is in memory
         return False
     return (
-        path.endswith("/stream") or path.startswith(WAITING) or _is_of_files(path) or (scope["method"], path) in PUBLIC
+        path.endswith("/stream")
+        or path.startswith(LONG_REQUESTS)
+        or _is_files_route(path)
+        or (scope["method"], path) in PUBLIC
     )
 
 
-def _is_of_files(path: str) -> bool:
+def _is_files_route(path: str) -> bool:
     """Return whether a path is `/v1/jobs/{ref}/files…`: these routes have separate threads."""
     return path.startswith("/v1/jobs/") and path.split("/")[4:5] == ["files"]
 
 
 def body_limit_bytes(scope: Scope) -> int:
-    if scope["path"] == BULK:
+    if scope["path"] == BULK_PATH:
         return BULK_LIMIT_BYTES
     if raw := _raw(scope):
-        return RAW[raw]
+        return RAW_BODY_LIMITS[raw]
     return CODE_ARCHIVE_LIMIT_BYTES if scope["path"].startswith(CODE_ARCHIVES) else JSON_LIMIT_BYTES
 
 
 def _raw(scope: Scope) -> str:
     """The path of RAW that matches the request, or ""."""
-    return next((path for path in RAW if scope["method"] == "PUT" and scope["path"].startswith(path)), "")
+    return next((path for path in RAW_BODY_LIMITS if scope["method"] == "PUT" and scope["path"].startswith(path)), "")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
@@ -174,7 +177,7 @@ def _length_refusal(scope: Scope) -> Refusal | None:
     )
 
 
-def _limited(receive: Receive, limit_bytes: int) -> Receive:
+def _limit_body(receive: Receive, limit_bytes: int) -> Receive:
     """Limit the bytes that actually arrive: a chunked body has no Content-Length, and a Content-Length may be wrong."""
     received_bytes = 0
 

@@ -20,8 +20,8 @@ from orchestrator.server.service_protocol import ServiceProtocol
 from orchestrator.server.streams import HEARTBEAT_S
 
 PROGRESS_EVERY_S = 0.2
-AT_ONCE = 16
-MOST_WAITING = 16
+MAX_RUNNING = 16
+MAX_WAITING = 16
 """Operations that may wait for a thread; beyond this number a request is refused."""
 Progress = Callable[[int, int], None]
 Call = Callable[[ServiceProtocol, Progress], Any]
@@ -47,11 +47,11 @@ class LongOperations:
         self.service = service
         self.by_key: dict[str, LongOperation] = {}
         self.count = 0
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="work")
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="work")
 
     def check_limit(self) -> None:
         """Raise OperationLimitExceeded if no further operation may start."""
-        if self.count >= AT_ONCE + MOST_WAITING:
+        if self.count >= MAX_RUNNING + MAX_WAITING:
             raise OperationLimitExceeded(self.count)
 
     def begin(self, key: str, request: Any, call: Call) -> "LongOperation":
@@ -71,7 +71,7 @@ class LongOperations:
 
 
 class LongOperation:
-    """One operation. Belongs to the event loop in which it was created, except `run` and `_tell`."""
+    """One operation. Belongs to the event loop in which it was created, except `run` and `_report_progress`."""
 
     def __init__(self, works: LongOperations, key: str, asked: Any, call: Call):
         self.key, self.request = key, asked
@@ -86,7 +86,7 @@ class LongOperation:
         queue: asyncio.Queue[Item] = asyncio.Queue()
         self._listeners.append(queue)
         try:
-            async for item in _taken(queue):
+            async for item in _queued_items(queue):
                 yield item
         finally:
             self._listeners.remove(queue)
@@ -109,7 +109,10 @@ class LongOperation:
         if not self.key:
             return self._call(service, self._report_progress)
         stored = service.stored_response(self.key, self.request)
-        return (stored or service.store_response(self.key, self.request, {"report": self._call(service, self._report_progress)}))["report"]
+        return (
+            stored
+            or service.store_response(self.key, self.request, {"report": self._call(service, self._report_progress)})
+        )["report"]
 
     def _check_abandoned(self) -> None:
         """Stop an operation without clients, by raising an error from its progress callback."""
@@ -133,7 +136,7 @@ class LongOperation:
         self.ended.set()
 
 
-def works(request: Request) -> LongOperations:
+def operations_of(request: Request) -> LongOperations:
     state = request.app.state
     if state.works is None:
         state.works = LongOperations(state.service)
@@ -146,13 +149,13 @@ def stream_operation(request: Request, key: str, request_body: Any, call: Call) 
     that was used with another request; OperationLimitExceeded before the stream begins, so that the HTTP status can
     still be set.
     """
-    operations = works(request)
+    operations = operations_of(request)
     if key not in operations.by_key:
         operations.check_limit()
-    return _told_once(operations, key, request_body, call)
+    return _stream_once(operations, key, request_body, call)
 
 
-async def _told_once(operations: LongOperations, key: str, request: Any, call: Call) -> AsyncIterator[Item | None]:
+async def _stream_once(operations: LongOperations, key: str, request: Any, call: Call) -> AsyncIterator[Item | None]:
     if not key:
         async for item in operations.begin(key, request, call).subscribe():
             yield item
@@ -162,7 +165,7 @@ async def _told_once(operations: LongOperations, key: str, request: Any, call: C
         yield "report", stored["report"]
         return
     while (operation := operations.by_key.get(key)) is not None and operation.abandoned.is_set():
-        async for beat in _until(operation.ended):
+        async for beat in _heartbeats_until(operation.ended):
             yield beat
     if operation is not None and operation.request != request:
         raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
@@ -170,7 +173,7 @@ async def _told_once(operations: LongOperations, key: str, request: Any, call: C
         yield item
 
 
-async def _until(over: asyncio.Event) -> AsyncIterator[None]:
+async def _heartbeats_until(over: asyncio.Event) -> AsyncIterator[None]:
     """Wait until `over` is set; yield None at each heartbeat."""
     while not over.is_set():
         try:
@@ -179,7 +182,7 @@ async def _until(over: asyncio.Event) -> AsyncIterator[None]:
             yield None
 
 
-async def _taken(queue: "asyncio.Queue[Item]") -> AsyncIterator[Item | None]:
+async def _queued_items(queue: "asyncio.Queue[Item]") -> AsyncIterator[Item | None]:
     while True:
         try:
             name, data = await asyncio.wait_for(queue.get(), HEARTBEAT_S)

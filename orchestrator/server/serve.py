@@ -24,12 +24,12 @@ from cluster.version import VERSION
 from orchestrator.server import server_record, token, unix_socket
 from orchestrator.server.app import make_app
 from orchestrator.server.archive_upload import remove_partial_uploads
-from orchestrator.server.connection_limits import ACCEPTED_AT_ONCE, BACKLOG, protocol, raise_file_limit
+from orchestrator.server.connection_limits import BACKLOG, MAX_ACCEPTED, make_protocol, raise_file_limit
 from orchestrator.server.server_record import ServerRecord
 from orchestrator.server.service_protocol import ServiceProtocol
 
 DRAIN_S = 3
-ALLOCATED = 20_000
+GC_THRESHOLD = 20_000
 """New objects until the next garbage collection; Python's default is 700."""
 REQUEST_THREADS = 64
 """Requests that wait for the store are written in one transaction, so more of them do not cost more."""
@@ -44,7 +44,7 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], ServicePr
     os.environ["POLYFLEET_HOME"] = str(private_dir(home))
     raise_file_limit()
     with ExitStack() as resources:
-        resources.enter_context(_only_one(home))
+        resources.enter_context(_server_lock(home))
         tokens.rotate(home / token.NAME)
         secret = token.read(home)
         listening, path = resources.enter_context(unix_socket.listener(home))
@@ -52,7 +52,7 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], ServicePr
         remove_partial_uploads(home)
         with server_record.startup_status(home):
             service = make_service(home)
-        _collect_seldom()
+        _reduce_garbage_collection()
         try:
             _run(service, secret, home, path, [listening, *tcp])
         finally:
@@ -76,12 +76,12 @@ def _run(service: ServiceProtocol, token: str, home: Path, path: Path, listening
     server.run(sockets=listening)
 
 
-def _collect_seldom() -> None:
+def _reduce_garbage_collection() -> None:
     """Collect garbage less often. Records of jobs stay in memory: searching them for garbage took a fifth of the
     server's time while 4,000 jobs were submitted, and paused it for up to 0.27 s.
     """
     gc.freeze()
-    gc.set_threshold(ALLOCATED)
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def server_config(app: FastAPI) -> uvicorn.Config:
@@ -89,8 +89,8 @@ def server_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=protocol(),
-        backlog=ACCEPTED_AT_ONCE,
+        http=make_protocol(),
+        backlog=MAX_ACCEPTED,
         ws="none",
         log_config=None,
         access_log=False,
@@ -121,7 +121,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _only_one(home: Path) -> Iterator[None]:
+def _server_lock(home: Path) -> Iterator[None]:
     """Lock the home for the lifetime of the server; the system releases the lock however the process ends."""
     with (home / "server.lock").open("w") as lock:
         try:

@@ -14,7 +14,7 @@ from typing import Protocol
 CHALLENGE = "^[0-9a-f]{32,128}$"
 PURPOSE = b"polyfleet: this listener knows the token"
 TIMEOUT_S = 5.0
-LONGEST_BYTES = 4096
+MAX_CHALLENGE_BYTES = 4096
 
 
 class Stream(Protocol):
@@ -35,18 +35,18 @@ def verify_server(stream: Stream, port: int, token: str) -> bool:
     challenge = secrets.token_hex(32)
     request = f"GET /healthz?challenge={challenge} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
     stream.write(request.encode(), TIMEOUT_S)
-    return hmac.compare_digest(_told(stream).encode(), challenge_response(token, port, challenge).encode())
+    return hmac.compare_digest(_read_proof(stream).encode(), challenge_response(token, port, challenge).encode())
 
 
-def _told(stream: Stream) -> str:
+def _read_proof(stream: Stream) -> str:
     """The proof in the response; "" if there is none, e.g. from an older or another kind of server."""
     data, deadline = b"", time.monotonic() + TIMEOUT_S
     while not (head := re.match(rb"HTTP/1\.1 200 .*?content-length: (\d{1,4})\r\n.*?\r\n\r\n", data, re.S | re.I)) or (
         len(data) < head.end() + int(head[1])
     ):
-        piece = stream.read(LONGEST_BYTES, max(deadline - time.monotonic(), 0.001))
+        piece = stream.read(MAX_CHALLENGE_BYTES, max(deadline - time.monotonic(), 0.001))
         data += piece
-        if not piece or len(data) > LONGEST_BYTES:
+        if not piece or len(data) > MAX_CHALLENGE_BYTES:
             return ""
     try:
         proof = json.loads(data[head.end() :])["proof"]

@@ -3,14 +3,14 @@
 import logging
 import time
 
-EVERY_S = 10.0
-KINDS = 100
-OUTSIDERS = ("asyncio", "uvicorn.error")
+INTERVAL_S = 10.0
+MAX_KINDS = 100
+LIMITED_LOGGERS = ("asyncio", "uvicorn.error")
 """Loggers whose messages any process that can connect may cause, as often as it wants."""
 
 
-class Rarely(logging.Filter):
-    """Passes the first message of a kind, then one each EVERY_S, which contains the number of suppressed ones."""
+class RateLimitFilter(logging.Filter):
+    """Passes the first message of a kind, then one each INTERVAL_S, which contains the number of suppressed ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,11 +19,11 @@ class Rarely(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = repr(record.exc_info[1])[:200] if record.exc_info else ""
         kind, now = str(record.msg).partition("\n")[0] + error, time.monotonic()
-        last, left_out = self._last_by_kind.get(kind, (-EVERY_S, 0))
-        if now - last < EVERY_S:
+        last, left_out = self._last_by_kind.get(kind, (-INTERVAL_S, 0))
+        if now - last < INTERVAL_S:
             self._last_by_kind[kind] = (last, left_out + 1)
             return False
-        if len(self._last_by_kind) > KINDS:
+        if len(self._last_by_kind) > MAX_KINDS:
             self._last_by_kind.clear()
         self._last_by_kind[kind] = (now, 0)
         if left_out:
@@ -37,5 +37,5 @@ def log_to_stderr() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)sZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
-    for name in OUTSIDERS:
-        logging.getLogger(name).addFilter(Rarely())
+    for name in LIMITED_LOGGERS:
+        logging.getLogger(name).addFilter(RateLimitFilter())

@@ -14,8 +14,8 @@ from cluster.paths import write_private
 from cluster.processes import ProcessId, identify
 
 NAME = "server.json"
-DOING = "server-doing.json"
-LONG_WORK = "orchestrator.store.upgrade"
+STARTUP_FILE = "server-doing.json"
+STARTUP_LOGGER = "orchestrator.store.upgrade"
 """Logger to which a store writes steps that may take minutes while it is opened."""
 KINDS = {"pid": int, "created": str | int | float, "port": int, "version": str, "started_at": str, "socket": str}
 UNIX = "unix:"
@@ -69,7 +69,7 @@ def remove(home: Path) -> None:
     (home / NAME).unlink(missing_ok=True)
 
 
-class _Telling(logging.Handler):
+class _StartupHandler(logging.Handler):
     def __init__(self, home: Path):
         super().__init__(logging.INFO)
         self._home, self._process = home, identify(os.getpid())
@@ -77,25 +77,25 @@ class _Telling(logging.Handler):
     def emit(self, log_record: logging.LogRecord) -> None:
         doing = {"pid": self._process.pid, "created": self._process.created, "doing": log_record.getMessage()}
         with suppress(OSError):  # the disk may be full; the startup step itself reports that
-            write_private(self._home / DOING, json.dumps(doing))
+            write_private(self._home / STARTUP_FILE, json.dumps(doing))
 
 
 @contextmanager
 def startup_status(home: Path) -> Iterator[None]:
     """Write the store's startup steps to a file, so that the process that started this one can show them."""
-    logger, handler = logging.getLogger(LONG_WORK), _Telling(home)
+    logger, handler = logging.getLogger(STARTUP_LOGGER), _StartupHandler(home)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        (home / DOING).unlink(missing_ok=True)
+        (home / STARTUP_FILE).unlink(missing_ok=True)
 
 
 def read_startup_status(home: Path) -> tuple[ProcessId, str] | None:
     """The process that is becoming the server, and its current step. The process may have ended."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        status = json.loads((home / DOING).read_text())
+        status = json.loads((home / STARTUP_FILE).read_text())
         return ProcessId(int(status["pid"]), status["created"]), str(status["doing"])
     return None

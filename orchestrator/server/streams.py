@@ -26,12 +26,12 @@ from orchestrator.server.service_protocol import Data, ServiceProtocol
 HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)
 CHANGES_WAIT_S = 2.0
-LOOK_S = 0.5
+STORE_WAIT_S = 0.5
 """Maximum seconds of one wait in the store, so that the next one includes clients that have joined since."""
 STREAM_THREADS = 16
 PAGE_THREADS = 64
-PATIENT_THREADS = 16
-MOST_STREAMS = 512
+SLOW_CALL_THREADS = 16
+MAX_STREAMS = 512
 LOG_POLLS_PER_S = 50
 """Total polls of all idle logs per second: with many, each is polled less often than POLL_S."""
 PAGE_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class Streams:
         self.open = self.logs = 0
         self._threads = anyio.CapacityLimiter(STREAM_THREADS)
         self._page_threads = anyio.CapacityLimiter(PAGE_THREADS)
-        self._slow_call_threads = anyio.CapacityLimiter(PATIENT_THREADS)
+        self._slow_call_threads = anyio.CapacityLimiter(SLOW_CALL_THREADS)
         self._reader_thread = anyio.CapacityLimiter(1)
         self._head = 0
         self._waiting: dict[asyncio.Future[Data], int] = {}
@@ -72,12 +72,12 @@ class Streams:
         """
         threads = self._page_threads if page else self._threads
         if page:
-            _refuse_crowd(threads)
+            _check_queue(threads)
         return await anyio.to_thread.run_sync(partial(method, *arguments), limiter=threads, abandon_on_cancel=True)
 
     async def call_slow(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call `method`, which may take minutes, in one of a few separate threads; it delays no other request."""
-        _refuse_crowd(self._slow_call_threads)
+        _check_queue(self._slow_call_threads)
         return await anyio.to_thread.run_sync(
             partial(method, *arguments), limiter=self._slow_call_threads, abandon_on_cancel=True
         )
@@ -85,8 +85,8 @@ class Streams:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count an open stream within the context. Raises StreamLimitExceeded."""
-        if self.open >= MOST_STREAMS:
-            raise StreamLimitExceeded(MOST_STREAMS)
+        if self.open >= MAX_STREAMS:
+            raise StreamLimitExceeded(MAX_STREAMS)
         self.open += 1
         try:
             yield
@@ -119,7 +119,7 @@ class Streams:
     async def _read(self) -> None:
         while self._waiting:
             oldest = min(self._waiting.values())
-            wait = partial(self.service.changes, oldest, LOOK_S)
+            wait = partial(self.service.changes, oldest, STORE_WAIT_S)
             try:
                 page = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
             except Exception as e:
@@ -147,11 +147,11 @@ def streams(request: Request) -> Streams:
     return shared
 
 
-async def patient(request: Request, method: Callable[..., T], *arguments: Any) -> T:
+async def call_slow(request: Request, method: Callable[..., T], *arguments: Any) -> T:
     return await streams(request).call_slow(method, *arguments)
 
 
-def _refuse_crowd(threads: anyio.CapacityLimiter) -> None:
+def _check_queue(threads: anyio.CapacityLimiter) -> None:
     """Raise TooManyRequests if as many calls wait as there are threads: further ones would wait too long."""
     if threads.statistics().tasks_waiting >= threads.total_tokens:
         raise TooManyRequests(2 * int(threads.total_tokens))
@@ -190,10 +190,10 @@ def events(request: Request, source: AsyncIterator[Item], after: Callable[[], No
             yield event("error", internal_error(e)["error"] | {"status": 500})
             raise
 
-    return _Counted(body(), counted)
+    return _CountedStream(body(), counted)
 
 
-class _Counted(StreamingResponse):
+class _CountedStream(StreamingResponse):
     """A stream that is counted until it has ended, even if its client disconnected before it began."""
 
     def __init__(self, body: AsyncIterator[bytes], counted: ExitStack):

@@ -7,9 +7,9 @@ from cluster import tokens
 from cluster.errors import UserError
 
 NAME = "token"
-SHORTEST = 32
+MIN_LENGTH = 32
 """Minimum length: `GET /healthz` sends an HMAC under the token to any client, which must not find it by brute force."""
-ANEW = "run `polyfleet server stop`, remove that file, then run this command again: it creates a new token"
+REMEDY = "run `polyfleet server stop`, remove that file, then run this command again: it creates a new token"
 
 
 def read(home: Path) -> str:
@@ -24,11 +24,11 @@ def read(home: Path) -> str:
             "run `polyfleet server stop`, then this command again: it creates a new token",
         ) from None
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"the token {path} cannot be read: {e}", ANEW) from None
+        raise UserError(f"the token {path} cannot be read: {e}", REMEDY) from None
     if not (token.isascii() and token.isalnum()):
-        raise UserError(f"{path} does not contain a valid token", ANEW)
-    if len(token) < SHORTEST:
-        raise UserError(f"the token {path} has {len(token)} characters; the minimum is {SHORTEST}", ANEW)
+        raise UserError(f"{path} does not contain a valid token", REMEDY)
+    if len(token) < MIN_LENGTH:
+        raise UserError(f"the token {path} has {len(token)} characters; the minimum is {MIN_LENGTH}", REMEDY)
     return token
 
 
@@ -37,4 +37,4 @@ def check_token_private(home: Path) -> None:
     path = home / NAME
     mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else 0
     if mode & 0o077:
-        raise UserError(f"other users can read the token {path} (mode {mode:04o})", ANEW)
+        raise UserError(f"other users can read the token {path} (mode {mode:04o})", REMEDY)

@@ -16,7 +16,7 @@ from cluster.errors import FleetError
 from cluster.paths import make_short_folder
 
 NAME = "server.sock"
-LONGEST_BYTES = 103
+MAX_PATH_BYTES = 103
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREDENTIALS = struct.Struct("3i")
 """Result of SO_PEERCRED: pid, uid, gid (Linux, unix(7))."""
@@ -96,7 +96,7 @@ def _bind(listening: socket.socket, folder: Path) -> None:
         with suppress(FileNotFoundError):
             os.unlink(NAME, dir_fd=descriptor)
         path = folder / NAME
-        short = len(os.fsencode(path)) <= LONGEST_BYTES
+        short = len(os.fsencode(path)) <= MAX_PATH_BYTES
         listening.bind(str(path) if short else short_socket_path(descriptor, path))
         os.chmod(NAME, 0o600, dir_fd=descriptor)
     finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.show.setting_text import way_of
+from orchestrator.show.setting_text import settings_text
 from orchestrator.show.table import TableStack, TextTable, facts, grid
 from orchestrator.show.terminal_text import escape_control, one_line
 from orchestrator.show.units import duration, time_since
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Data = dict[str, Any]
-WORDS = {"unsupported": "unsupported", "failed": "failed", "wrong": "WRONG", "lost": "lost", "skipped": "not measured"}
+STATUS_TEXTS = {
+    "unsupported": "unsupported",
+    "failed": "failed",
+    "wrong": "WRONG",
+    "lost": "lost",
+    "skipped": "not measured",
+}
 TIMES = "times are of the fastest parts; 2× means half the time of the first target, or of the first kernels"
 SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
 
@@ -70,9 +76,9 @@ def _style(tile: Tile) -> str:
 
 def report(summary: Data) -> TableStack:
     """Heat map of a run, followed by the quality of its hosts, failed results with reasons, and notes."""
-    all_settings = list(dict.fromkeys(way_of(result) for result in summary["results"]))
+    all_settings = list(dict.fromkeys(settings_text(result) for result in summary["results"]))
     targets = [target["target"] for target in summary["targets"]]
-    by_position = {(c["case"], way_of(c), c["target"]): c for c in summary["results"]}
+    by_position = {(c["case"], settings_text(c), c["target"]): c for c in summary["results"]}
     cases = list(dict.fromkeys(result["case"] for result in summary["results"]))
     rows = []
     for case in cases:
@@ -91,7 +97,9 @@ def _tile(result: Data | None) -> Tile:
         return Tile("", dim=True)
     if result["call_s"] is None:
         return Tile(
-            WORDS.get(result["status"], str(result["status"])), dim=True, bad=result["status"] in ("wrong", "failed")
+            STATUS_TEXTS.get(result["status"], str(result["status"])),
+            dim=True,
+            bad=result["status"] in ("wrong", "failed"),
         )
     call_time = duration(result["time_s"])
     versus = result.get("versus")
@@ -126,10 +134,10 @@ def _reasons(summary: Data) -> list[str]:
     for result in summary["results"]:
         if result["call_s"] is None:
             names_by_reason.setdefault((result["target"], result["status"], result["reason"]), []).append(
-                f"{result['case']} {way_of(result)}"
+                f"{result['case']} {settings_text(result)}"
             )
     failures = [
-        f"{target}: {WORDS.get(status, status)}: {escape_control(reason)} ({_some(names)})"
+        f"{target}: {STATUS_TEXTS.get(status, status)}: {escape_control(reason)} ({_some(names)})"
         for (target, status, reason), names in names_by_reason.items()
     ]
     lost = [f"{target}: lost: {escape_control(reason)}" for target, reason in summary["lost"].items()]
@@ -194,7 +202,7 @@ def measured(result: Data) -> TableStack:
 
 
 def _measured_row(row: Data) -> tuple[Any, ...]:
-    times: tuple[Any, ...] = (WORDS.get(row["status"], row["status"]), "", "", "")
+    times: tuple[Any, ...] = (STATUS_TEXTS.get(row["status"], row["status"]), "", "", "")
     if row["median_s"] is not None:
         interval, rate = f"{duration(row['ci_low_s'])} to {duration(row['ci_high_s'])}", row["items_per_s"]
         rate_text = f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
@@ -210,7 +218,7 @@ def compared(data: Data) -> TableStack:
     rows = sorted(data["results"], key=lambda r: order.get(r["verdict"], -1))
     table = grid(
         ("CASE", "CONFIGURATION", "KIND", "BEFORE", "AFTER", "RATIO", "INTERVAL", "VERDICT", "NOTE"),
-        ((r["case"], way_of(r), r["kind"], *_change(r)) for r in rows),
+        ((r["case"], settings_text(r), r["kind"], *_change(r)) for r in rows),
         empty="the runs have no case and configuration in common",
     )
     environment = [f"{d['kind']}: {d['what']} was {d['before'] or 'absent'}, is {d['after'] or 'absent'}"
@@ -235,7 +243,7 @@ def series(rows: list[Data]) -> TextTable:
 
     return grid(
         ("CASE", "CONFIGURATION", "KIND", "RUNS", "FIRST", "LAST", "STEPS"),
-        ((r["case"], way_of(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
+        ((r["case"], settings_text(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
           duration(r["points"][-1]["call_s"]), steps_text(r)) for r in rows),
         empty="no run measured this case",
     )  # fmt: skip

@@ -12,7 +12,7 @@ Data = dict[str, Any]
 def checkpoints(rows: list[Data], below: str = "") -> TextTable:
     """One line per checkpoint, with a column PROBLEM only if one has a problem. `below` is the folder searched."""
     columns = ["CHECKPOINT", "STEP", "SIZE", "KIND", "SAVED"]
-    cells = [_listed(c) for c in rows]
+    cells = [_row(c) for c in rows]
     if any(c.get("nodes") for c in rows):
         columns.append("ON")
         cells = [(*cell, ", ".join(c.get("nodes", ()))) for cell, c in zip(cells, rows, strict=True)]
@@ -22,16 +22,16 @@ def checkpoints(rows: list[Data], below: str = "") -> TextTable:
     return grid(tuple(columns), cells, empty=f"no checkpoints below {below}" if below else "no checkpoints")
 
 
-def _listed(c: Data) -> tuple[Any, ...]:
+def _row(c: Data) -> tuple[Any, ...]:
     problem = c.get("problem", "")
     saved_bytes = "" if problem else size(c["bytes"])
-    return (_place(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"])
+    return (_location(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"])
 
 
 def describe_table(data: Data) -> TableStack:
     producer = {name: value for name, value in data["producer"].items() if value not in (None, "")}
     head = {
-        "checkpoint": _place(data),
+        "checkpoint": _location(data),
         "step": data["step"],
         "saved": data["created"],
         "size": size(data["bytes"]),
@@ -49,7 +49,7 @@ def describe_table(data: Data) -> TableStack:
     return TableStack((facts(head), "", table, *(["", *map(escape_control, skipped)] if skipped else [])))
 
 
-def _place(data: Data) -> str:
+def _location(data: Data) -> str:
     return f"{data['pool']}:{data['path']}" if "pool" in data else str(data["path"])
 
 
@@ -58,16 +58,16 @@ def _entry(name: str, entry: Data) -> str:
     return name if description in ("", name) else f"{name} ({description})"
 
 
-def _counted(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def verified(data: Data) -> TableStack:
     head = {
-        "checkpoint": _place(data),
+        "checkpoint": _location(data),
         "step": data["step"],
         "sound": data["ok"],
-        "read": f"{size(data['bytes'])} in {_counted(data['chunks'], 'chunk')}",
+        "read": f"{size(data['bytes'])} in {_plural(data['chunks'], 'chunk')}",
     }
     return TableStack((facts(head), *(escape_control(problem) for problem in data["problems"])))
 
@@ -80,7 +80,7 @@ def planned(data: Data) -> TableStack:
         "saved on": data["source"]["kind"] or data["source"]["backend"],
         "moves to": f"{data['target']['count']} × {data['target']['kind']}",
         "memory": _memory(memory),
-        "shards": f"{_counted(reshard['from'], 'rank')} to {reshard['to']}; {reshard['tensors_cut']} tensors are cut",
+        "shards": f"{_plural(reshard['from'], 'rank')} to {reshard['to']}; {reshard['tensors_cut']} tensors are cut",
         "can move": data["ok"],
     }
     columns = ("DTYPE", "TENSORS", "BYTES", "ACTION", "TO", "MAY LOSE", "REASON")

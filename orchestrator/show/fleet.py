@@ -53,7 +53,14 @@ def policy(data: Data) -> str:
 def projects(rows: list[Data]) -> TextTable:
     """One line per project and kind of its quota."""
     lines = (
-        (row["project"], row["kind"], _number(row["quota"]), _number(row["held"]), row["borrowed"] or "", _may(row))
+        (
+            row["project"],
+            row["kind"],
+            _number(row["quota"]),
+            _number(row["held"]),
+            row["borrowed"] or "",
+            _borrow_text(row),
+        )
         for row in rows
     )
     return grid(("PROJECT", "KIND", "QUOTA", "HELD", "BORROWED", "MAY BORROW"), lines)
@@ -63,7 +70,7 @@ def _number(count: int | None) -> str:
     return "" if count is None else str(count)
 
 
-def _may(row: Data) -> str:
+def _borrow_text(row: Data) -> str:
     return "yes" if row["borrow"] else "no"
 
 

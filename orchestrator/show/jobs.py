@@ -30,7 +30,7 @@ def jobs(rows: list[Data], chosen: str = "") -> TextTable:
                 j["pool"],
                 time_since(j["submitted_at"]),
                 ran(j),
-                _why(j),
+                _reason(j),
             )
             for j in rows
         ),
@@ -48,7 +48,7 @@ def ran(view: Data) -> str:
     return elapsed(first, view["ended_at"] or view.get("known_until"))
 
 
-def _why(job: Data) -> str:
+def _reason(job: Data) -> str:
     return "" if job["state"] == "SUCCEEDED" else str(job["reason"] or "")
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def way_of(result: dict[str, Any]) -> str:
+def settings_text(result: dict[str, Any]) -> str:
     """Format settings as `fp32 O1 cold by triton`."""
     cold = " cold" if result["regime"] == "cold" else ""
     kernels = f" by {result['kernels']}" if result.get("kernels") else ""

@@ -15,7 +15,7 @@ STYLES = {
     "FAILED": "red", "CANCELLED": "dim", "ready": "green", "up": "green", "yes": "green", "fits": "green",
     "error": "red", "warning": "yellow", "broken": "red", "✓": "green", "✗": "dim", "recommended": "green",
 }  # fmt: skip
-RIGHT = frozenset(
+RIGHT_ALIGNED = frozenset(
     {
         "BYTES",
         "TENSORS",
@@ -37,7 +37,7 @@ RIGHT = frozenset(
         "SHARED KIB",
     }
 )
-WHOLE = frozenset({"JOB", "CHECKPOINT"})
+UNWRAPPED = frozenset({"JOB", "CHECKPOINT"})
 """Columns that people copy from: a narrow terminal wraps the others instead."""
 
 
@@ -65,7 +65,7 @@ class TextTable:
             title_justify="left",
         )
         for name in self.columns:
-            is_right, is_unwrapped = name in RIGHT, name in WHOLE
+            is_right, is_unwrapped = name in RIGHT_ALIGNED, name in UNWRAPPED
             table.add_column(name, justify="right" if is_right else "left", overflow="fold", no_wrap=is_unwrapped)
         for row in self.rows:
             table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))

@@ -4,16 +4,16 @@ from collections import Counter
 
 from orchestrator.show.table import TableStack, TextTable, grid
 from orchestrator.show.units import duration, size, timestamp
-from orchestrator.top import MOST, DeviceNow, JobNow, NodeNow, Now
+from orchestrator.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, Now
 
 BAR = 10
-MOST_JOBS = 30
+MAX_ROWS = 30
 
 
 def top(now: Now) -> TableStack:
-    hidden = len(now["jobs"]) - MOST_JOBS
+    hidden = len(now["jobs"]) - MAX_ROWS
     more = [f"and {hidden} more; run `polyfleet jobs` to see all"] if hidden > 0 else []
-    return TableStack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MOST_JOBS]), *more))
+    return TableStack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MAX_ROWS]), *more))
 
 
 def _summary(now: Now) -> str:
@@ -21,7 +21,7 @@ def _summary(now: Now) -> str:
     used = sum(device["job"] is not None for device in all_devices)
     states = Counter(job["state"] for job in now["jobs"])
     moment = timestamp(now["at"])
-    jobs = ", ".join(f"{count}{'+' * (count >= MOST)} {state}" for state, count in states.items())
+    jobs = ", ".join(f"{count}{'+' * (count >= MAX_JOBS)} {state}" for state, count in states.items())
     clock = [f"{moment:%H:%M:%S} UTC"] if moment else []
     devices = f"{len(now['nodes'])} nodes, {used} of {len(all_devices)} devices in use"
     return "   ".join([*clock, devices, f"jobs: {jobs or 'none running or waiting'}"])

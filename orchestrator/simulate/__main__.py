@@ -17,13 +17,13 @@ def main() -> int:
     arguments = parser.parse_args()
     with planted(arguments.planted):
         result = campaign(
-            arguments.seed, arguments.events, arguments.per_world, keep_going=arguments.keep_going, tell=say
+            arguments.seed, arguments.events, arguments.per_world, keep_going=arguments.keep_going, tell=print_line
         )
-    say(result.summary())
+    print_line(result.summary())
     return 1 if result.violations else 0
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -7,18 +7,18 @@ from orchestrator.core import messages as m
 from orchestrator.simulate.machine import SimulatedNode
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.server import Server
+    from orchestrator.simulate.server import SimulatedServer
 
-UNHEARD_S = 4.0
-AGAIN_S = 0.5
+REPLY_S = 4.0
+RETRY_S = 0.5
 """Seconds until the next poll when an agent fails or the store refuses writes."""
-SOON_S = 0.015
+POLL_PAUSE_S = 0.015
 
 
 class AgentPolling:
     """Polls agents. `agents`: Ray ids by node."""
 
-    def __init__(self, server: "Server"):
+    def __init__(self, server: "SimulatedServer"):
         self._server = server
         self.agents: dict[str, str] = {}
         self._last_reply: dict[str, int] = {}
@@ -35,12 +35,12 @@ class AgentPolling:
         if self.agents.get(node) != ray_id:
             return
         number = self._poll_number[node] = self._poll_number.get(node, 0) + 1
-        self._server.later(UNHEARD_S, self._handle_timeout, node, ray_id, number)
+        self._server.later(REPLY_S, self._handle_timeout, node, ray_id, number)
         if machine is None or machine.ray_id != ray_id:
             return
         server, requested_s, last_reply = self._server, self._server.now().s, self._last_reply[node]
         generation, life = server.generation, server.life
-        cursors, phases = core.watch_of(self._server.control, node)
+        cursors, phases = core.poll_arguments(self._server.control, node)
         last_phases = {key: (cursor, phases[key]) for key, cursor in cursors.items()}
 
         def answered(reply: Any) -> None:
@@ -60,7 +60,9 @@ class AgentPolling:
             self._post_reply(node, ray_id, requested_s, *reply)
         if number == self._poll_number.get(node):
             self._poll_number[node] += 1
-            server.later(AGAIN_S if reply is None or server.store.refuses_writes else SOON_S, self._poll, node, ray_id)
+            server.later(
+                RETRY_S if reply is None or server.store.refuses_writes else POLL_PAUSE_S, self._poll, node, ray_id
+            )
 
     def _post_reply(
         self, node: str, ray_id: str, requested_s: float, reply_number: int, facts: Any, statuses: Any, *more: Any
@@ -76,7 +78,9 @@ class AgentPolling:
                 self._server.world.unreadable.add(status.job)
                 ended = status.phase == "ended"
                 self._server.receive_external(
-                    m.Spoiled(status.job, status.epoch, status.node_rank, "its events cannot be read", None, ended)
+                    m.PartUnreadable(
+                        status.job, status.epoch, status.node_rank, "its events cannot be read", None, ended
+                    )
                 )
         self._server.receive_external(m.Heartbeat(node, ray_id, requested_s, facts, readable, *more))
         self._last_reply[node] = max(self._last_reply[node], reply_number)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_S = 5.0
 """Seconds of work between two checkpoints."""
-LOOK_S = 0.5
+CHECK_S = 0.5
 """Seconds between two checks of the lease by the supervisor."""
 SETTLED_S = 2.0
 """Seconds that a stale attempt may run after it was thawed."""
@@ -71,7 +71,7 @@ class SimulatedAttempt:
             reason = "its lease passed: neither the server nor a fence could be reached"
             self.end("lost", self.failure("lost", reason), -9)
         else:
-            world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, LOOK_S), self.check_lease)
+            world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, CHECK_S), self.check_lease)
 
     def ranks_up(self) -> None:
         world = self.machine.world

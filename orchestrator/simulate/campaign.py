@@ -8,7 +8,7 @@ from orchestrator.simulate.invariants import Violation
 from orchestrator.simulate.world import Simulation
 
 EVENTS_PER_WORLD = 12_000
-TOLD_EVERY = 1_000_000
+PROGRESS_EVERY = 1_000_000
 """Number of events between two progress lines of a long campaign."""
 
 
@@ -57,7 +57,7 @@ def campaign(
         result.took_s = time.perf_counter() - start_s
         if violation and not keep_going:
             break
-        if result.events - reported_events >= TOLD_EVERY:
+        if result.events - reported_events >= PROGRESS_EVERY:
             reported_events = result.events
             tell(result.summary())
     return result

@@ -31,15 +31,15 @@ def pictures(trace: Trace, fleet: Fleet, replayed: Replayed) -> dict[str, str]:
     """Draw all charts: a map from file name to SVG text."""
     kinds = len(fleet.kinds)
     return {
-        "utilisation.svg": _drawn(
+        "utilisation.svg": _draw(
             lambda panels: _utilisation(panels, fleet, replayed), panels=kinds, height=1.5 * kinds
         ),
-        "jct.svg": _drawn(lambda panels: _completion_times(panels[0], trace, replayed)),
-        "queue.svg": _drawn(lambda panels: _queue(panels[0], replayed)),
+        "jct.svg": _draw(lambda panels: _completion_times(panels[0], trace, replayed)),
+        "queue.svg": _draw(lambda panels: _queue(panels[0], replayed)),
     }
 
 
-def _drawn(draw: "Callable[[list[Axes]], None]", panels: int = 1, height: float = 3.2) -> str:
+def _draw(draw: "Callable[[list[Axes]], None]", panels: int = 1, height: float = 3.2) -> str:
     """Draw panels below each other, without a window system. The same data gives the same text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure

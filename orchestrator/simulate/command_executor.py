@@ -10,9 +10,9 @@ from orchestrator.simulate.launch import SimulatedLaunch
 from orchestrator.simulate.machine import Refused, SimulatedNode
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.server import Server
+    from orchestrator.simulate.server import SimulatedServer
 
-ANSWER_S = 3.0
+REPLY_S = 3.0
 Then = Callable[[Exception | None], None]
 
 
@@ -20,8 +20,8 @@ class SimulatedTimeout(Exception):
     """An agent did not answer within the time limit."""
 
 
-class CommandExecutor:
-    def __init__(self, server: "Server"):
+class SimulatedExecutor:
+    def __init__(self, server: "SimulatedServer"):
         self.server, self.world = server, server.world
         self.fences = SimulatedFences(server, lambda: server._executor is self)
         self.agent_ids: dict[str, str] = {}
@@ -62,14 +62,16 @@ class CommandExecutor:
         generation = self.server.generation
 
         def then(error: Exception | None) -> None:
-            self.server.receive_external(m.Stopped(node, job, epoch, mode, str(error) if error else "", command.requested_s))
+            self.server.receive_external(
+                m.StopAnswered(node, job, epoch, mode, str(error) if error else "", command.requested_s)
+            )
 
-        self.call_agent(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
+        self.call_agent(node, REPLY_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
 
-    def forget(self, command: c.Forget) -> None:
+    def forget(self, command: c.RemoveFiles) -> None:
         generation = self.server.generation
         act: Callable[[SimulatedNode], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
-        self.call_agent(command.node, ANSWER_S, act, lambda error: None)
+        self.call_agent(command.node, REPLY_S, act, lambda error: None)
 
     def fence(self, command: c.Fence) -> None:
         epoch = command.epoch
@@ -80,7 +82,7 @@ class CommandExecutor:
             return max(current_epoch, epoch)
 
         def post_result(_: int, current_epoch: int, error: str) -> None:
-            self.server.receive_external(m.Fenced(command.job, epoch, current_epoch, error, command.requested_s))
+            self.server.receive_external(m.FenceAnswered(command.job, epoch, current_epoch, error, command.requested_s))
 
         self.fences.change(command.job, FenceChange(write, post_result))
 
@@ -92,11 +94,13 @@ class CommandExecutor:
         """Release devices, unless the next attempt has taken over their reservation."""
         ray = self.world.ray
         if ray.is_away:
-            self.server.receive_external(m.Released(command.place, "Ray's head does not answer", command.requested_s))
+            self.server.receive_external(
+                m.ReleaseAnswered(command.place, "Ray's head does not answer", command.requested_s)
+            )
             return
         if command.place not in self.places_in_use:
             ray.reserved.pop(command.place, None)
-        self.server.receive_external(m.Released(command.place, requested_s=command.requested_s))
+        self.server.receive_external(m.ReleaseAnswered(command.place, requested_s=command.requested_s))
 
     def replicate(self, command: c.Replicate) -> None:
         """Copy a checkpoint. The first copy of each job fails because the disk is full."""
@@ -105,25 +109,25 @@ class CommandExecutor:
         message = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
         self.server.later(0.5, self.server.receive_external, message)
 
-    def make_agent(self, command: c.MakeAgent) -> None:
+    def make_agent(self, command: c.StartAgent) -> None:
         self.agent_ids[command.node] = command.ray_id
         self.server.later(self.world.rng.uniform(0.05, 0.6), self._agent_started, command, self.world.now_s)
 
-    def _agent_started(self, command: c.MakeAgent, since_s: float) -> None:
+    def _agent_started(self, command: c.StartAgent, since_s: float) -> None:
         world, node, ray_id = self.world, command.node, command.ray_id
         machine = world.ray.node_by_id.get(ray_id)
         if self.agent_ids.get(node) != ray_id:
             return
         if world.ray.is_away or machine is None or machine.ray_id != ray_id:
-            self.server.receive_external(m.AgentMade(node, ray_id, "Ray did not start it"))
+            self.server.receive_external(m.AgentStarted(node, ray_id, "Ray did not start it"))
         elif machine.frozen or machine.cut_in or machine.cut_out:
             if world.now_s - since_s > 10.0:
-                self.server.receive_external(m.AgentMade(node, ray_id, "it did not start within 10 s"))
+                self.server.receive_external(m.AgentStarted(node, ray_id, "it did not start within 10 s"))
             else:
                 self.server.later(0.5, self._agent_started, command, since_s)
         else:
             machine.agent_up, machine.agent_gone = True, False
-            self.server.receive_external(m.AgentMade(node, ray_id))
+            self.server.receive_external(m.AgentStarted(node, ray_id))
             self.server.polling.start(node, ray_id)
 
     def restart_agent(self, command: c.RestartAgent) -> None:
@@ -140,19 +144,19 @@ class CommandExecutor:
         machine = ray.node_by_id.get(command.ray_id)
         is_present = machine is not None and machine.ray_id == command.ray_id and machine.powered
         if machine is None or not is_present or ray.is_away or not ray.withholds(command.ray_id):
-            self.server.receive_external(m.NotRestarted(command.node, command.ray_id))
+            self.server.receive_external(m.NodeNotRestarted(command.node, command.ray_id))
             return
         self.world.checks.check_restart(machine)
         self.world.injector.raylet_out(machine)
 
-    def drop_agent(self, command: c.DropAgent) -> None:
+    def drop_agent(self, command: c.UnwatchAgent) -> None:
         if self.agent_ids.get(command.node) == command.ray_id:
             del self.agent_ids[command.node]
         if self.server.polling.agents.get(command.node) == command.ray_id:
             del self.server.polling.agents[command.node]
 
-    def rest_agent(self, command: c.RestAgent) -> None:
-        self.drop_agent(c.DropAgent(command.node, command.ray_id))
+    def rest_agent(self, command: c.EndIdleAgent) -> None:
+        self.drop_agent(c.UnwatchAgent(command.node, command.ray_id))
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._rest, command.ray_id)
 
     def _rest(self, ray_id: str) -> None:
@@ -160,15 +164,15 @@ class CommandExecutor:
         if machine is not None and not self.world.ray.is_away:
             machine.end_agent()
 
-    def ask_nodes(self, command: c.AskNodes) -> None:
+    def ask_nodes(self, command: c.RequestNodes) -> None:
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._ask_nodes, command)
 
-    def _ask_nodes(self, command: c.AskNodes) -> None:
+    def _ask_nodes(self, command: c.RequestNodes) -> None:
         if self.world.ray.is_away:
-            self.server.receive_external(m.NodesAsked("Ray's head does not answer"))
+            self.server.receive_external(m.NodeRequestAnswered("Ray's head does not answer"))
             return
         self.world.ray.requested_nodes = len(command.requests)
-        self.server.receive_external(m.NodesAsked())
+        self.server.receive_external(m.NodeRequestAnswered())
 
     def store_report(self, command: c.StoreReport) -> None:
         if not self.server.store.refuses_writes:
@@ -182,20 +186,20 @@ class CommandExecutor:
         SimulatedLaunch(self, command).reserve(0.0)
 
 
-HANDLERS: dict[type, Callable[[CommandExecutor, Any], None]] = {
-    c.Launch: CommandExecutor.launch,
-    c.Stop: CommandExecutor.stop,
-    c.Forget: CommandExecutor.forget,
-    c.Fence: CommandExecutor.fence,
-    c.Release: CommandExecutor.release,
-    c.MakeAgent: CommandExecutor.make_agent,
-    c.RestartAgent: CommandExecutor.restart_agent,
-    c.RestartNode: CommandExecutor.restart_node,
-    c.DropAgent: CommandExecutor.drop_agent,
-    c.RestAgent: CommandExecutor.rest_agent,
-    c.AskNodes: CommandExecutor.ask_nodes,
-    c.StoreReport: CommandExecutor.store_report,
-    c.Replicate: CommandExecutor.replicate,
-    c.Refuse: CommandExecutor.ignore,
-    c.Warn: CommandExecutor.ignore,
+HANDLERS: dict[type, Callable[[SimulatedExecutor, Any], None]] = {
+    c.Launch: SimulatedExecutor.launch,
+    c.Stop: SimulatedExecutor.stop,
+    c.RemoveFiles: SimulatedExecutor.forget,
+    c.Fence: SimulatedExecutor.fence,
+    c.Release: SimulatedExecutor.release,
+    c.StartAgent: SimulatedExecutor.make_agent,
+    c.RestartAgent: SimulatedExecutor.restart_agent,
+    c.RestartNode: SimulatedExecutor.restart_node,
+    c.UnwatchAgent: SimulatedExecutor.drop_agent,
+    c.EndIdleAgent: SimulatedExecutor.rest_agent,
+    c.RequestNodes: SimulatedExecutor.ask_nodes,
+    c.StoreReport: SimulatedExecutor.store_report,
+    c.Replicate: SimulatedExecutor.replicate,
+    c.Reject: SimulatedExecutor.ignore,
+    c.LogWarning: SimulatedExecutor.ignore,
 }

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.core.attempts import ORDER, Live, Part
+from orchestrator.core.attempts import PHASE_ORDER, LiveAttempt, Part
 from orchestrator.core.draft import Control
 from orchestrator.core.states import WAITING
 
-Found = tuple[str, str]
+Problem = tuple[str, str]
 """(job, what is wrong)"""
 
 
-def contradictions(control: Control) -> Iterator[Found]:
+def find_contradictions(control: Control) -> Iterator[Problem]:
     held: dict[tuple[str, int], str] = {}
     for job, live in control.attempts.items():
-        yield from ((job, problem) for problem in (*_followed(control, live), *_of_attempt(control, live)))
+        yield from ((job, problem) for problem in (*_of_table(control, live), *_of_attempt(control, live)))
         for rank, part in enumerate(live.parts):
             yield from ((job, problem) for problem in _of_part(control, live, rank, part))
             for number in part.numbers:
@@ -25,7 +25,7 @@ def contradictions(control: Control) -> Iterator[Found]:
             yield job, "its record and the controller disagree on whether it waits for a newer attempt"
 
 
-def _followed(control: Control, live: Live) -> Iterator[str]:
+def _of_table(control: Control, live: LiveAttempt) -> Iterator[str]:
     record = control.records.get(live.job)
     if record is None or record.live_attempt is None or record.live_attempt.epoch != live.epoch:
         yield "its attempt is not in the log"
@@ -37,11 +37,18 @@ def _followed(control: Control, live: Live) -> Iterator[str]:
         yield "its devices are being released"
 
 
-def _of_attempt(control: Control, live: Live) -> Iterator[str]:
+def _of_attempt(control: Control, live: LiveAttempt) -> Iterator[str]:
     is_requested, is_raised = live.fence_requested_s is not None, live.fenced_s is not None
-    if live.launching and (live.stop_requests or is_requested or live.lowering or any(part.doubt for part in live.parts)):
+    if live.launching and (
+        live.stop_requests or is_requested or live.lowering or any(part.doubt for part in live.parts)
+    ):
         yield "is being launched, and is also stopped, fenced off or in doubt"
-    if is_requested and live.is_fence_known and not live.superseded_reason and control.raised_fences.get(live.job) != live.epoch + 1:
+    if (
+        is_requested
+        and live.is_fence_known
+        and not live.superseded_reason
+        and control.raised_fences.get(live.job) != live.epoch + 1
+    ):
         yield f"its fence is raised, but the controller holds its epoch as {control.raised_fences.get(live.job)}"
     if is_raised and not (is_requested and live.is_fence_known):
         yield "its fence counts as raised, but no raise was requested"
@@ -53,7 +60,7 @@ def _of_attempt(control: Control, live: Live) -> Iterator[str]:
         yield "all its parts have ended, but the attempt has not"
 
 
-def _of_part(control: Control, live: Live, rank: int, part: Part) -> Iterator[str]:
+def _of_part(control: Control, live: LiveAttempt, rank: int, part: Part) -> Iterator[str]:
     if (part.phase == "ended") != (part.outcome is not None):
         yield f"part {rank} is {part.phase or 'unreported'} with the outcome {part.outcome}"
     if part.outcome is not None and part.doubt:
@@ -68,12 +75,12 @@ def _of_part(control: Control, live: Live, rank: int, part: Part) -> Iterator[st
         yield f"part {rank} is in doubt, although the newest list of {part.node} has it: {part.doubt}"
 
 
-def steps_back(was: Mapping[str, Live], now: Mapping[str, Live]) -> Iterator[Found]:
+def find_steps_back(was: Mapping[str, LiveAttempt], now: Mapping[str, LiveAttempt]) -> Iterator[Problem]:
     """Find parts whose phase went back. `was`, `now`: attempts before and after a cycle."""
     for job, live in now.items():
         before = was.get(job)
         if before is None or before is live or before.epoch != live.epoch:
             continue
         for rank, (old, new) in enumerate(zip(before.parts, live.parts, strict=True)):
-            if ORDER.index(new.phase) < ORDER.index(old.phase):
+            if PHASE_ORDER.index(new.phase) < PHASE_ORDER.index(old.phase):
                 yield job, f"part {rank} was {old.phase} and is {new.phase or 'unreported'}"

@@ -17,12 +17,12 @@ from orchestrator.core import commands as c
 from orchestrator.core import messages as m
 from orchestrator.core.policy import Policy
 from orchestrator.simulate.fleets import Failures, Fleet, Nodes
-from orchestrator.simulate.instant_fleet import BEGINS_S, Controlling, Runs
+from orchestrator.simulate.instant_fleet import START_S, InstantFleet, RunningAttempt
 from orchestrator.simulate.replay import TOGETHER_S, Replayed, Stays
-from orchestrator.simulate.trace_jobs import STORAGE, AsJobs
+from orchestrator.simulate.trace_jobs import STORAGE, TraceJobs
 from orchestrator.simulate.traces import Trace
 
-WHOLE = 10**9
+STEPS = 10**9
 """Number of steps that each job reports; the trace's own numbers may be fractions."""
 
 PER_NODE = 8
@@ -31,11 +31,11 @@ WARM_S = (0.0, 1.0, 2.0, 3.0)
 """Seconds after its first step at which a job reports, so that its rate becomes known."""
 
 
-class Controlled(Controlling):
+class ControllerReplay(InstantFleet):
     """A replay. `left`: remaining steps of each job, in the trace's steps."""
 
     def __init__(self, trace: Trace, fleet: Fleet, policy: Policy, restart_s: float):
-        self.trace, self.restart_s, self.jobs = trace, restart_s, AsJobs(trace, fleet)
+        self.trace, self.restart_s, self.jobs = trace, restart_s, TraceJobs(trace, fleet)
         super().__init__(fleet, policy, self.jobs.throughput)
         self.left = trace.steps.astype(np.float64).copy()
         self.end_s = np.full(trace.jobs, np.nan)
@@ -59,7 +59,7 @@ class Controlled(Controlling):
 
     def _step(self, job: int) -> int:
         fraction = 1.0 - float(self.left[job] / self.trace.steps[job])
-        return min(WHOLE - 1, max(0, int(fraction * WHOLE)))
+        return min(STEPS - 1, max(0, int(fraction * STEPS)))
 
     def report(self) -> None:
         """Report the progress of each job; at first also the steps that show its rate, and a checkpoint."""
@@ -69,40 +69,40 @@ class Controlled(Controlling):
             step = self._step(attempt.job)
             if not attempt.has_rate:
                 attempt.has_rate = True
-                steps_per_s = WHOLE * self._rate(attempt) / float(self.trace.steps[attempt.job])
+                steps_per_s = STEPS * self._rate(attempt) / float(self.trace.steps[attempt.job])
                 first_step = step - steps_per_s * (self.now_s - attempt.moves_s)
                 for after_s in WARM_S:
                     reported_step = max(0, int(first_step + steps_per_s * after_s))
-                    attempt.add_event("report", attempt.moves_s + after_s, step=reported_step, of=WHOLE)
+                    attempt.add_event("report", attempt.moves_s + after_s, step=reported_step, of=STEPS)
                 self._checkpoint(attempt)
-            attempt.add_event("report", self.now_s, step=step, of=WHOLE)
+            attempt.add_event("report", self.now_s, step=step, of=STEPS)
 
-    def _checkpoint(self, attempt: Runs) -> None:
+    def _checkpoint(self, attempt: RunningAttempt) -> None:
         if self._may_save(attempt):
             step = self._step(attempt.job)
             attempt.add_event("checkpoint", self.now_s, path=f"{STORAGE}/j{attempt.job}/step", step=step)
 
-    def _may_save(self, attempt: Runs) -> bool:
+    def _may_save(self, attempt: RunningAttempt) -> bool:
         return self.trace.unsaved is None or not self.trace.unsaved[attempt.job]
 
-    def start_attempt(self, command: c.Launch) -> Runs:
+    def start_attempt(self, command: c.Launch) -> RunningAttempt:
         job, kind = int(command.job[1:]), self.fleet.kinds.index(command.pool)
-        return Runs(job, command.epoch, kind, command.nodes, self.now_s, self.now_s + self.restart_s)
+        return RunningAttempt(job, command.epoch, kind, command.nodes, self.now_s, self.now_s + self.restart_s)
 
-    def save_attempt(self, attempt: Runs) -> None:
+    def save_attempt(self, attempt: RunningAttempt) -> None:
         """Save a checkpoint; a job that cannot save starts again from the beginning."""
         if self._may_save(attempt):
             self._checkpoint(attempt)
         else:
             self.left[attempt.job] = self.trace.steps[attempt.job]
 
-    def leave_devices(self, attempt: Runs) -> None:
-        self.stays.append((attempt.job, attempt.kind, attempt.placed_s - BEGINS_S, self.now_s - BEGINS_S))
+    def leave_devices(self, attempt: RunningAttempt) -> None:
+        self.stays.append((attempt.job, attempt.kind, attempt.placed_s - START_S, self.now_s - START_S))
 
-    def _rate(self, attempt: Runs) -> float:
+    def _rate(self, attempt: RunningAttempt) -> float:
         return float(self.trace.rate[attempt.kind, attempt.job])
 
-    def _ends_s(self, attempt: Runs) -> float:
+    def _ends_s(self, attempt: RunningAttempt) -> float:
         return max(attempt.moves_s, self.now_s) + float(self.left[attempt.job]) / self._rate(attempt)
 
     def _to_the_next_event(self) -> None:
@@ -127,14 +127,14 @@ class Controlled(Controlling):
         """Whether anything has changed since the last plan that could move equal jobs."""
         return self.control.full_plan_s < self.control.planned_s or self.control.needs_plan
 
-    def _finished(self, attempt: Runs) -> None:
-        self.end_s[attempt.job] = self.now_s - BEGINS_S
+    def _finished(self, attempt: RunningAttempt) -> None:
+        self.end_s[attempt.job] = self.now_s - START_S
         self.ended += 1
         self.end(attempt, "succeeded")
 
     def _next_arrival_s(self) -> float:
         has_next = self.submitted < self.trace.jobs
-        return float(self.trace.arrival_s[self.submitted]) + BEGINS_S if has_next else np.inf
+        return float(self.trace.arrival_s[self.submitted]) + START_S if has_next else np.inf
 
     def _enter(self) -> None:
         first = self.submitted
@@ -148,7 +148,7 @@ class Controlled(Controlling):
         for attempt in self.running.values():
             used[attempt.kind] += self.trace.gang[attempt.job]
         present = self.submitted - self.ended
-        self.history.append((self.now_s - BEGINS_S, used, present - len(self.running), present))
+        self.history.append((self.now_s - START_S, used, present - len(self.running), present))
 
 
 def on_nodes(fleet: Fleet, per_node: int | None) -> Fleet:
@@ -165,5 +165,5 @@ def on_nodes(fleet: Fleet, per_node: int | None) -> Fleet:
     return fleet
 
 
-def controlled(trace: Trace, fleet: Fleet, policy: str, restart_s: float = 0.0) -> Replayed:
-    return Controlled(trace, fleet, replace(Policy(), name=policy), restart_s).run()
+def replay_controlled(trace: Trace, fleet: Fleet, policy: str, restart_s: float = 0.0) -> Replayed:
+    return ControllerReplay(trace, fleet, replace(Policy(), name=policy), restart_s).run()

@@ -7,7 +7,7 @@ from orchestrator.core import messages as m
 from orchestrator.core.model import Event
 
 
-def brief(item: Any) -> str:
+def describe(item: Any) -> str:
     """Describe a message, an event or a command in one line."""
     if isinstance(item, Event):
         fields = {k: v for k, v in item.data.items() if k in ("leases", "reason", "outcome", "seen", "step")}
@@ -23,7 +23,7 @@ def brief(item: Any) -> str:
         return f"Submitted {[record.job.id for record in item.records]}"
     if isinstance(item, c.Launch):
         return f"  -> Launch {item.attempt} on {item.nodes}"
-    if isinstance(item, m.NodesSeen):
+    if isinstance(item, m.NodesListed):
         return f"NodesSeen {[row.name for row in item.nodes]}"
     arrow = "  -> " if type(item).__module__.endswith("commands") else ""
     return f"{arrow}{item!r}" if not isinstance(item, str) else item

@@ -231,10 +231,10 @@ class Injector:
         """Start a second raylet on a machine: for some time there are two live nodes with one label."""
         ray, machine = self.world.ray, self.machine()
         if machine.ray_id:
-            from orchestrator.core.messages import NodeSeen
+            from orchestrator.core.messages import ListedNode
 
             ray_id = f"{self.world.rng.getrandbits(32):08x}"
-            ray.listed[ray_id] = NodeSeen(ray_id, machine.label)
+            ray.listed[ray_id] = ListedNode(ray_id, machine.label)
             self.world.after(self.long_s(), ray.listed.pop, ray_id, None)
 
     def ray_withholds(self) -> None:

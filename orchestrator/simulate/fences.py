@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.server import Server
+    from orchestrator.simulate.server import SimulatedServer
 
 
 @dataclass(eq=False, slots=True)
 class FenceChange:
-    """A change of a fence. `write` maps its epoch to the new one; `told` gets both, and an error or ""."""
+    """A change of a fence. `write` maps its epoch to the new one; `on_result` gets both, and an error or ""."""
 
     write: Callable[[int], int]
     on_result: Callable[[int, int, str], None]
@@ -22,7 +22,7 @@ class SimulatedFences:
     `counts()`: whether this object is still the current one of the server.
     """
 
-    def __init__(self, server: "Server", counts: Callable[[], bool]):
+    def __init__(self, server: "SimulatedServer", counts: Callable[[], bool]):
         self.server, self.world, self.is_current = server, server.world, counts
         self._waiting: dict[str, list[FenceChange]] = {}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster import strict_yaml
 from cluster.errors import UserError, nearest
-from orchestrator.simulate.text_files import text_of
+from orchestrator.simulate.text_files import read_text
 
 
 class Fields:
@@ -25,7 +25,9 @@ class Fields:
 
     @classmethod
     def of_file(cls, path: Path, valid_keys: tuple[str, ...]) -> "Fields":
-        return cls(path.name, "", strict_yaml.load(text_of(path, "YAML", strict_yaml.MAX_BYTES), path.name), valid_keys)
+        return cls(
+            path.name, "", strict_yaml.load(read_text(path, "YAML", strict_yaml.MAX_BYTES), path.name), valid_keys
+        )
 
     def __contains__(self, key: str) -> bool:
         return key in self.data

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from cluster.errors import UserError, nearest
 from orchestrator.simulate.fields import Fields
-from orchestrator.simulate.rows import MOST_DIGITS
+from orchestrator.simulate.rows import MAX_DIGITS
 
-MOST_DEVICES = 1_000_000
+MAX_DEVICES = 1_000_000
 """Maximum number of devices of a kind: a decision needs memory for each."""
-MOST_H = 1e6
-LEAST_H = 1e-3
-CHECKPOINT_S, MOST_CHECKPOINT_S = 600.0, 1e7
+MAX_HOURS = 1e6
+MIN_HOURS = 1e-3
+CHECKPOINT_S, MAX_CHECKPOINT_S = 600.0, 1e7
 HOUR_S = 3600.0
 SUFFIXES = (".yaml", ".yml")
 CHANCES = ("mtbf_h", "repair_h")
-OF_FAILURES = ("seed", "checkpoint_every_s", "events")
+FAILURE_KEYS = ("seed", "checkpoint_every_s", "events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ def read_fleet(text: str) -> Fleet:
     Raises UserError.
     """
     if text.endswith(SUFFIXES):
-        return _of_file(Path(text))
+        return _read_file(Path(text))
     counts: dict[str, int] = {}
     for part in text.split(","):
         kind, equals, number = (word.strip() for word in part.partition("="))
-        is_integer = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
-        if not (kind and kind.isprintable() and equals and is_integer and 0 < int(number) <= MOST_DEVICES):
+        is_integer = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+        if not (kind and kind.isprintable() and equals and is_integer and 0 < int(number) <= MAX_DEVICES):
             raise UserError(
-                f"--fleet: {part!r} is not kind=devices with 1 to {MOST_DEVICES} devices",
+                f"--fleet: {part!r} is not kind=devices with 1 to {MAX_DEVICES} devices",
                 "write it like v100=36,p100=36,k80=36, or name a .yaml file",
             )
         if kind in counts:
@@ -113,12 +113,12 @@ def read_fleet(text: str) -> Fleet:
     return Fleet(tuple(counts), np.array(list(counts.values()), np.int64))
 
 
-def with_faults(fleet: Fleet, path: Path) -> Fleet:
+def add_failures(fleet: Fleet, path: Path) -> Fleet:
     """Give the fleet the failures in a file.
 
     Kinds and settings that the file does not contain are unchanged.
     """
-    file = Fields.of_file(path, ("nodes", *OF_FAILURES))
+    file = Fields.of_file(path, ("nodes", *FAILURE_KEYS))
     current = fleet.nodes or Failures((Nodes(),) * len(fleet.kinds))
     nodes = dict(zip(fleet.kinds, current.nodes, strict=True))
     for kind, fields in file.mappings("nodes", ("size", *CHANCES)) if "nodes" in file else ():
@@ -131,38 +131,38 @@ def with_faults(fleet: Fleet, path: Path) -> Fleet:
                 "size", f"the fleet's nodes of {kind} have {declared_size} devices", f"write {declared_size}"
             )
         nodes[kind] = _nodes(fields, size)
-    return _completed(fleet, replace(current, nodes=tuple(nodes.values())), file)
+    return _complete(fleet, replace(current, nodes=tuple(nodes.values())), file)
 
 
-def _of_file(path: Path) -> Fleet:
-    file = Fields.of_file(path, ("kinds", *OF_FAILURES))
+def _read_file(path: Path) -> Fleet:
+    file = Fields.of_file(path, ("kinds", *FAILURE_KEYS))
     devices, nodes = {}, []
     for kind, fields in file.mappings("kinds", ("nodes", "devices", *CHANCES)):
         if not (kind and kind.isprintable()):
             raise file.error("kinds", f"{kind!r} is not a name", "write the name of a kind, like v100")
-        size = fields.integer("devices", 1, MOST_DEVICES)
-        devices[kind] = size * fields.integer("nodes", 1, MOST_DEVICES // size)
+        size = fields.integer("devices", 1, MAX_DEVICES)
+        devices[kind] = size * fields.integer("nodes", 1, MAX_DEVICES // size)
         nodes.append(_nodes(fields, size))
     if not devices:
         raise file.error("kinds", "no kind is named", "write kinds like `v100: {nodes: 250, devices: 4}`")
     fleet = Fleet(tuple(devices), np.array(list(devices.values()), np.int64))
-    return _completed(fleet, Failures(tuple(nodes)), file)
+    return _complete(fleet, Failures(tuple(nodes)), file)
 
 
 def _nodes(fields: Fields, size: int) -> Nodes:
     if not any(key in fields for key in CHANCES):
         return Nodes(size)
-    return Nodes(size, *(fields.number(key, LEAST_H, MOST_H) * HOUR_S for key in CHANCES))
+    return Nodes(size, *(fields.number(key, MIN_HOURS, MAX_HOURS) * HOUR_S for key in CHANCES))
 
 
-def _completed(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
+def _complete(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
     """Complete a fleet with the nodes in `failures_before`, and the seed and outages in a file."""
     with_nodes = replace(fleet, nodes=failures_before)
     failures = Failures(
         failures_before.nodes,
         tuple(_outages(with_nodes, file)) if "events" in file else failures_before.outages,
         file.integer("seed", 0, 1 << 62, failures_before.seed),
-        file.number("checkpoint_every_s", 1.0, MOST_CHECKPOINT_S, failures_before.checkpoint_s),
+        file.number("checkpoint_every_s", 1.0, MAX_CHECKPOINT_S, failures_before.checkpoint_s),
     )
     return replace(with_nodes, nodes=failures)
 
@@ -171,8 +171,8 @@ def _outages(fleet: Fleet, file: Fields) -> Iterator[Outage]:
     for event in file.items("events", ("kind", "node", "down_h", "up_h")):
         kind = _kind(event, "kind", str(event.data.get("kind", "")), fleet.kinds)
         node = event.integer("node", 0, fleet.count(kind) - 1)
-        down_h = event.number("down_h", 0.0, MOST_H)
-        up_h = event.number("up_h", down_h + LEAST_H, 2 * MOST_H)
+        down_h = event.number("down_h", 0.0, MAX_HOURS)
+        up_h = event.number("up_h", down_h + MIN_HOURS, 2 * MAX_HOURS)
         yield Outage(kind, node, down_h * HOUR_S, up_h * HOUR_S)
 
 

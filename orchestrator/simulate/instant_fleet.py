@@ -12,9 +12,9 @@ from typing import Any
 from cluster.errors import PolyfleetError
 from orchestrator.core import commands as c
 from orchestrator.core import messages as m
-from orchestrator.core.control import heard, step
+from orchestrator.core.control import step, step_replies
 from orchestrator.core.draft import Control
-from orchestrator.core.placement import AGAIN_S, FEW, PLAN_EVERY_S, REST_PER_JOB_S
+from orchestrator.core.placement import FREE_JOBS, INTERVAL_PER_JOB_S, MIN_INTERVAL_S, PLAN_EVERY_S
 from orchestrator.core.policy import Policy
 from orchestrator.core.throughput import Throughput
 from orchestrator.simulate.fleets import Fleet
@@ -22,15 +22,15 @@ from orchestrator.simulate.replay import TOGETHER_S
 from orchestrator.simulate.trace_jobs import facts, node_names
 from workers.messages import AttemptStatus, Outcome, RankEvent
 
-BEGINS_S = 1.0
+START_S = 1.0
 """Start of the trace on the controller's clock; for the controller, 0 means never."""
 
-ROUNDS = 1000
+MAX_PLANS = 1000
 """Maximum number of plans at one moment; normally a few suffice until nothing changes."""
 
 
 @dataclass(slots=True)
-class Runs:
+class RunningAttempt:
     """A running attempt.
 
     `moves_s`: start of its progress. `events`: unreported events; `at`: number of all so far.
@@ -52,7 +52,7 @@ class Runs:
         self.events.append(RankEvent(name, 0, t, self.at, data))
 
 
-class Controlling(ABC):
+class InstantFleet(ABC):
     """Drives the controller.
 
     `now_s`: monotonic time. `running`: attempts by job. Subclasses define what jobs do.
@@ -60,22 +60,22 @@ class Controlling(ABC):
 
     def __init__(self, fleet: Fleet, policy: Policy, throughput: Throughput):
         self.fleet, self.policy, self.throughput = fleet, policy, throughput
-        self.control, self.now_s = Control(), BEGINS_S
-        self.running: dict[str, Runs] = {}
-        self.ended_attempts: list[tuple[Runs, str]] = []
+        self.control, self.now_s = Control(), START_S
+        self.running: dict[str, RunningAttempt] = {}
+        self.ended_attempts: list[tuple[RunningAttempt, str]] = []
         self.planning_s: list[float] = []
         self.commands: list[c.Command] = []
         self.nodes = list(node_names(fleet))
 
     @abstractmethod
-    def start_attempt(self, command: c.Launch) -> Runs: ...
+    def start_attempt(self, command: c.Launch) -> RunningAttempt: ...
 
     @abstractmethod
-    def save_attempt(self, attempt: Runs) -> None:
+    def save_attempt(self, attempt: RunningAttempt) -> None:
         """The attempt was requested to stop: save its progress."""
 
     @abstractmethod
-    def leave_devices(self, attempt: Runs) -> None:
+    def leave_devices(self, attempt: RunningAttempt) -> None:
         """The attempt has released its devices."""
 
     @abstractmethod
@@ -92,10 +92,10 @@ class Controlling(ABC):
             self.commands += step_result.commands
 
     def join(self) -> None:
-        self.send(m.Joined())
-        self.send(m.NodesSeen(tuple(m.NodeSeen(f"ray-{name}", name, pool=kind) for name, kind, _ in self.nodes)))
+        self.send(m.ClusterJoined())
+        self.send(m.NodesListed(tuple(m.ListedNode(f"ray-{name}", name, pool=kind) for name, kind, _ in self.nodes)))
         for name, kind, devices in self.nodes:
-            self.send(m.AgentMade(name, f"ray-{name}"))
+            self.send(m.AgentStarted(name, f"ray-{name}"))
             self.send(m.Heartbeat(name, f"ray-{name}", self.now_s, facts=facts(name, kind, devices)))
 
     def _reply_all(self) -> None:
@@ -119,11 +119,11 @@ class Controlling(ABC):
             )
             for name, _, _ in self.nodes
         ]
-        step_result = heard(self.control, beats, self._now())
+        step_result = step_replies(self.control, beats, self._now())
         self.control = step_result.control
         self.commands += step_result.commands
 
-    def _reports(self, attempt: Runs, state: str) -> Iterable[tuple[AttemptStatus, str]]:
+    def _reports(self, attempt: RunningAttempt, state: str) -> Iterable[tuple[AttemptStatus, str]]:
         job, phase = f"j{attempt.job}", "ended" if state else "running"
         for rank, node in enumerate(attempt.nodes):
             outcome = Outcome(job, attempt.epoch, rank, state, {}) if state else None
@@ -133,7 +133,7 @@ class Controlling(ABC):
     def settle(self) -> None:
         """Plan, and execute commands, until nothing changes any more at this moment. Raises PolyfleetError."""
         self.report()
-        for _ in range(ROUNDS):
+        for _ in range(MAX_PLANS):
             self._reply_all()
             before, start_s = self.control.planned_s, time.process_time()
             self.send(m.Tick(self.throughput, policy=self.policy))
@@ -141,8 +141,8 @@ class Controlling(ABC):
                 self.planning_s.append(time.process_time() - start_s)
             if not self._execute() and self.control.planned_s != before:
                 return
-            beyond_few = max(0, len(self.control.records) - FEW)
-            self.now_s += min(AGAIN_S + beyond_few * REST_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
+            beyond_few = max(0, len(self.control.records) - FREE_JOBS)
+            self.now_s += min(MIN_INTERVAL_S + beyond_few * INTERVAL_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
         raise PolyfleetError(f"the planner does not settle at {self.now_s:.0f} s", "report this with the trace")
 
     def _execute(self) -> bool:
@@ -157,11 +157,13 @@ class Controlling(ABC):
                 case c.Stop():
                     has_acted |= self._stop(command)
                 case c.Release():
-                    self.send(m.Released(command.place, requested_s=command.requested_s))
+                    self.send(m.ReleaseAnswered(command.place, requested_s=command.requested_s))
                 case c.Fence():
-                    self.send(m.Fenced(command.job, command.epoch, command.epoch, requested_s=command.requested_s))
-                case c.MakeAgent():
-                    self.send(m.AgentMade(command.node, command.ray_id))
+                    self.send(
+                        m.FenceAnswered(command.job, command.epoch, command.epoch, requested_s=command.requested_s)
+                    )
+                case c.StartAgent():
+                    self.send(m.AgentStarted(command.node, command.ray_id))
         return has_acted
 
     def _launch(self, command: c.Launch) -> None:
@@ -169,7 +171,9 @@ class Controlling(ABC):
         self.send(m.Launched(command.job, command.epoch))
 
     def _stop(self, command: c.Stop) -> bool:
-        self.send(m.Stopped(command.node, command.job, command.epoch, command.how, requested_s=command.requested_s))
+        self.send(
+            m.StopAnswered(command.node, command.job, command.epoch, command.how, requested_s=command.requested_s)
+        )
         attempt = self.running.get(command.job)
         if attempt is None or attempt.epoch != command.epoch:
             return False
@@ -177,7 +181,7 @@ class Controlling(ABC):
         self.end(attempt, "preempted")
         return True
 
-    def end(self, attempt: Runs, state: str) -> None:
+    def end(self, attempt: RunningAttempt, state: str) -> None:
         del self.running[f"j{attempt.job}"]
         self.ended_attempts.append((attempt, state))
         self.leave_devices(attempt)

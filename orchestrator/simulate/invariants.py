@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NoReturn
 from cluster.catalogue import matches_pattern
 from orchestrator.core.commands import Command, Stop, StoreReport
 from orchestrator.core.draft import Control
-from orchestrator.core.fold import Record, apply, ignored
+from orchestrator.core.fold import Record, apply, ignored_reason
 from orchestrator.core.messages import LaunchFailed, Message
 from orchestrator.core.model import Event
 from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.attempt import SimulatedAttempt
-from orchestrator.simulate.consistency import contradictions, steps_back
-from orchestrator.simulate.overdue_flags import Overdue
+from orchestrator.simulate.consistency import find_contradictions, find_steps_back
+from orchestrator.simulate.overdue_flags import TimeLimits
 
 if TYPE_CHECKING:
     from orchestrator.simulate.machine import SimulatedNode
@@ -60,16 +60,16 @@ SENTENCES = {
     "R7": "an attempt that keeps running after its cancel is reported",
 }
 
-MISSED_S = 20.0
+MAX_SILENT_S = 20.0
 
 
-def may_make_way(record: Record) -> bool:
+def may_be_preempted_by_equal(record: Record) -> bool:
     """Whether a job may be stopped for one of equal priority, independent of the code under test."""
     saved = record.job.task == "train" and record.checkpoint is not None
     return saved and record.job.recovery.max_interruptions == -1
 
 
-MOST_ASKED = 5
+MAX_PREEMPTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Checks:
         self.preemptions: dict[tuple[str, str], int] = {}
         self.launch_of_epoch: dict[tuple[str, int], int] = {}
         self.user_errors: dict[str, int] = {}
-        self.overdue = Overdue(world)
+        self.overdue = TimeLimits(world)
 
     def broken(self, name: str, job: str, problem: str) -> None:
         raise Broken(Violation(name, problem, self.world.now_s, job))
@@ -126,7 +126,7 @@ class Checks:
             if event.event in OF_NODES:
                 continue
             was = now.get(event.job)
-            if reason := ignored(was, event):
+            if reason := ignored_reason(was, event):
                 self.broken("I6", event.job, f"event {event.event} was stored and does not count: {reason}")
             now[event.job] = after = apply(was, event)
             if was is not None and after is not None:
@@ -153,7 +153,9 @@ class Checks:
 
     def _check_placed(self, event: Event, record: Record) -> None:
         job, world = record.job, self.world
-        self.preemptions = {pair: count for pair, count in self.preemptions.items() if pair[0] != job.id} if self.preemptions else {}
+        self.preemptions = (
+            {pair: count for pair, count in self.preemptions.items() if pair[0] != job.id} if self.preemptions else {}
+        )
         if job.id in world.cancelled:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
         if self.user_errors.get(job.id) == world.server.life and job.id not in world.unreadable:
@@ -186,7 +188,10 @@ class Checks:
 
     def _check_refused(self, event: Event, was: Control) -> None:
         """Check that a refused job cannot run on any live machine that the controller knows."""
-        job, known_ray_ids = was.records[event.job].job, {node.ray_id for node in was.nodes.values() if not node.lost_reason}
+        job, known_ray_ids = (
+            was.records[event.job].job,
+            {node.ray_id for node in was.nodes.values() if not node.lost_reason},
+        )
         machines = [machine for machine in self.world.machines if machine.ray_id in known_ray_ids]
         for want in job.candidates:
             able = [machine.label for machine in machines if machine.could_run(job, want)]
@@ -198,7 +203,11 @@ class Checks:
         if record is None or live is None or live.epoch != command.epoch or record.job.state is not State.SAVING:
             return
         has_no_failure = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in live.parts)
-        if has_no_failure and not live.superseded_reason and not any(p.doubt or p.unreadable_reason for p in live.parts):
+        if (
+            has_no_failure
+            and not live.superseded_reason
+            and not any(p.doubt or p.unreadable_reason for p in live.parts)
+        ):
             self.broken("I11", command.job, f"is cancelled on {command.node} within the grace of its preemption")
 
     def check_silence(self) -> None:
@@ -216,7 +225,7 @@ class Checks:
                 node = control.nodes.get(part.node)
                 last_contact_s = max(node.last_contact_s if node else -1e9, live.since_s)
                 silent_s, has_acted = now_s - last_contact_s, live.cut_off is not None and live.cut_off.until_s is None
-                if part.outcome is None and silent_s > MISSED_S and not has_acted:
+                if part.outcome is None and silent_s > MAX_SILENT_S and not has_acted:
                     self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s without a reaction")
 
     def _check_placement(self, event: Event, record: Record, was: Control) -> None:
@@ -242,21 +251,21 @@ class Checks:
 
     def _preempted(self, event: Event, victim: Record) -> None:
         by = self.world.server.control.records.get(event.data["by"])
-        equal = by is not None and by.job.priority == victim.job.priority and may_make_way(victim)
+        equal = by is not None and by.job.priority == victim.job.priority and may_be_preempted_by_equal(victim)
         if by is not None and by.job.priority <= victim.job.priority and not equal:
             self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
         pair = (event.data["by"], event.job)
         self.preemptions[pair] = self.preemptions.get(pair, 0) + 1
-        if self.preemptions[pair] > MOST_ASKED:
-            self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
+        if self.preemptions[pair] > MAX_PREEMPTIONS:
+            self.broken("L5", event.job, f"was preempted {MAX_PREEMPTIONS} times for {pair[0]}, which never started")
 
     def check_cycle(self, was: Control, control: Control, messages: Iterable[Message], events: Sequence[Event]) -> None:
         """Check the controller's state, also against the store for each job with an event in this cycle."""
         store = self.world.store
         self._note_user_errors(was, messages)
-        for job, problem in contradictions(control):
+        for job, problem in find_contradictions(control):
             self.broken("I18", job, problem)
-        for job, problem in steps_back(was.attempts, control.attempts):
+        for job, problem in find_steps_back(was.attempts, control.attempts):
             self.broken("I21", job, problem)
         self._released(was, control)
         for job in {event.job for event in events if event.event not in OF_NODES}:

@@ -9,14 +9,14 @@ import numpy as np
 
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
-from orchestrator.simulate.fleets import MOST_DEVICES, Fleet
-from orchestrator.simulate.traces import MOST_S
+from orchestrator.simulate.fleets import MAX_DEVICES, Fleet
+from orchestrator.simulate.traces import MAX_TIME_S
 
 NEVER_RAN, UNREADABLE = "never_ran", "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class JobRun:
     """A job that ran.
 
     `held`: all attempts; `attempts`: those that started; `longest`: the one with most device time.
@@ -43,7 +43,7 @@ class Ran:
         return _lasted_s(attempt, self.end_s)
 
 
-def ran(record: Record, newest_s: float) -> Ran | str:
+def job_run(record: Record, newest_s: float) -> JobRun | str:
     """Convert a record. NEVER_RAN: no attempt has started. UNREADABLE: times or devices are not plausible."""
     held = record.attempts
     attempts = tuple(a for a in held if a.started_s is not None)
@@ -52,19 +52,19 @@ def ran(record: Record, newest_s: float) -> Ran | str:
     end_s = record.ended_s if record.ended_s is not None else newest_s
     times = [record.job.submitted_s, end_s]
     times += [t for a in held for t in (a.placed_s, a.started_s, a.ended_s) if t is not None]
-    if not all(math.isfinite(t) and abs(t) <= MOST_S for t in times) or end_s < record.job.submitted_s:
+    if not all(math.isfinite(t) and abs(t) <= MAX_TIME_S for t in times) or end_s < record.job.submitted_s:
         return UNREADABLE
-    if not all(0 < devices(a) <= MOST_DEVICES and a.kind.isprintable() for a in held):
+    if not all(0 < devices(a) <= MAX_DEVICES and a.kind.isprintable() for a in held):
         return UNREADABLE
     longest = max(attempts, key=lambda a: _lasted_s(a, end_s) * devices(a))
-    return Ran(record, held, attempts, longest, end_s)
+    return JobRun(record, held, attempts, longest, end_s)
 
 
 def devices(attempt: Attempt) -> int:
     return sum(len(numbers) for _, numbers in attempt.allocation)
 
 
-def pools_of(jobs: Iterable[Ran]) -> dict[str, set[str]]:
+def pools_of(jobs: Iterable[JobRun]) -> dict[str, set[str]]:
     """Pools that had devices of each kind."""
     pools: dict[str, set[str]] = defaultdict(set)
     for attempt in (a for job in jobs for a in job.all_attempts):
@@ -72,23 +72,24 @@ def pools_of(jobs: Iterable[Ran]) -> dict[str, set[str]]:
     return pools
 
 
-def most_held(jobs: Sequence[Ran]) -> Fleet:
+def largest_fleet(jobs: Sequence[JobRun]) -> Fleet:
     """Make a fleet with the maximum number of devices of each kind that these jobs held at a time."""
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for job in jobs:
         for a in job.all_attempts:
             changes[a.kind] += [(a.placed_s, devices(a)), (max(_ended_s(a, job.end_s), a.placed_s), -devices(a))]
-    maximum = {kind: _most(kind_changes) for kind, kind_changes in sorted(changes.items())}
+    maximum = {kind: _max_held(kind_changes) for kind, kind_changes in sorted(changes.items())}
     largest_gang = {
-        kind: max((devices(a) for job in jobs for a in job.all_attempts if a.kind == kind), default=1) for kind in maximum
+        kind: max((devices(a) for job in jobs for a in job.all_attempts if a.kind == kind), default=1)
+        for kind in maximum
     }
     return Fleet(tuple(maximum), np.array([max(maximum[kind], largest_gang[kind]) for kind in maximum], np.int64))
 
 
-def _most(changes: list[tuple[float, int]]) -> int:
+def _max_held(changes: list[tuple[float, int]]) -> int:
     """Maximum of the devices held. Devices that are released at a moment can be used again at that moment."""
     held = np.cumsum([change for _, change in sorted(changes)])
-    return min(int(held.max()), MOST_DEVICES)
+    return min(int(held.max()), MAX_DEVICES)
 
 
 def _lasted_s(attempt: Attempt, otherwise_s: float) -> float:

@@ -9,18 +9,18 @@ from orchestrator.core import fit
 from orchestrator.core.model import Candidate, Devices, Job
 from orchestrator.core.throughput import Throughput
 from orchestrator.simulate.fleets import Fleet
-from orchestrator.simulate.job_history import Ran, devices
+from orchestrator.simulate.job_history import JobRun, devices
 
-RULES = (fit.right_kind, fit.right_pool, fit.not_emulated_unasked, fit.enough_memory)
+RULES = (fit.right_kind, fit.right_pool, fit.emulated_only_if_named, fit.enough_memory)
 UNKNOWN_BYTES = 1 << 62
 """Memory of a kind that is not in the catalogue: large enough for any job."""
 
-MOST_APART = 1e6
+MAX_RATIO = 1e6
 """Maximum ratio of two kinds' rates; a measurement beyond it is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class JobRates:
     """Rates of a job.
 
     `rate`: on each kind of the fleet, relative to the kind where it ran longest; 0 if not accepted.
@@ -33,23 +33,23 @@ class Rated:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepting:
+class KindAcceptance:
     """Computes rates. `pools`: the pools that had devices of each kind."""
 
     fleet: Fleet
     throughput: Throughput
     pools: dict[str, set[str]]
 
-    def rates(self, job: Ran) -> Rated:
+    def rates(self, job: JobRun) -> JobRates:
         gang, rates, assumed = devices(job.longest), [], False
         for kind, count in zip(self.fleet.kinds, self.fleet.devices.tolist(), strict=True):
             candidate = self._candidate(job, kind, gang) if gang <= count else None
             measured = self._measured(job, kind, candidate) if candidate is not None else 0.0
             rates.append(1.0 if measured is None else measured)
             assumed |= measured is None
-        return Rated(tuple(rates), assumed)
+        return JobRates(tuple(rates), assumed)
 
-    def work_s(self, job: Ran) -> float:
+    def work_s(self, job: JobRun) -> float:
         """Work of all attempts, in seconds of the job's gang on the kind where it ran longest."""
         gang = devices(job.longest)
         seconds = 0.0
@@ -58,7 +58,7 @@ class Accepting:
             seconds += job.lasted_s(attempt) * devices(attempt) / gang * (1.0 if measured is None else measured)
         return seconds
 
-    def _measured(self, job: Ran, kind: str, candidate: int) -> float | None:
+    def _measured(self, job: JobRun, kind: str, candidate: int) -> float | None:
         """Rate relative to the kind where the job ran longest; None if one of the two was not measured."""
         if kind == job.longest.kind:
             return 1.0
@@ -72,9 +72,9 @@ class Accepting:
         if not (on_kind and on_longest and on_kind.items_per_s > 0 and on_longest.items_per_s > 0):
             return None
         ratio = on_kind.items_per_s / on_longest.items_per_s
-        return ratio if 1 / MOST_APART <= ratio <= MOST_APART else None
+        return ratio if 1 / MAX_RATIO <= ratio <= MAX_RATIO else None
 
-    def _candidate(self, job: Ran, kind: str, gang: int) -> int | None:
+    def _candidate(self, job: JobRun, kind: str, gang: int) -> int | None:
         """Index of the first candidate that allows this kind with `gang` devices."""
         used = [a.candidate for a in job.attempts if a.kind == kind]
         if used:
@@ -89,12 +89,14 @@ class Accepting:
         devices_of_kind = Devices(
             kind, "", pool, "", kind.partition(":")[0], kind, (), gang, _memory_bytes(kind), _emulated(kind)
         )
-        is_refused = any(rule(want, devices_of_kind) for rule in RULES) or fit.other_vendor(job, devices_of_kind)
+        is_refused = any(rule(want, devices_of_kind) for rule in RULES) or fit.vendor_change_reason(
+            job, devices_of_kind
+        )
         is_allowed_count = want.exclusive or want.min_count * want.nodes <= gang <= want.count * want.nodes
         return not is_refused and is_allowed_count and not want.node
 
 
-def spelled(fleet: Fleet, kinds: Iterable[str]) -> Fleet:
+def with_full_names(fleet: Fleet, kinds: Iterable[str]) -> Fleet:
     """Replace names of kinds by those in the log or the catalogue. Raises UserError for an unknown name."""
     log_kinds = set(kinds)
     try:

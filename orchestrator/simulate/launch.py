@@ -8,7 +8,7 @@ from orchestrator.simulate.fences import FenceChange
 from orchestrator.simulate.machine import Refused, RefusedForUser, SimulatedNode
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.command_executor import CommandExecutor
+    from orchestrator.simulate.command_executor import SimulatedExecutor
 
 START_S = 8.0
 RESERVE_S = 6.0
@@ -27,7 +27,7 @@ def newest_epoch(error: Exception) -> int:
 class SimulatedLaunch:
     """One launch: reserve, fence, send the code, start all parts at once, report the result."""
 
-    def __init__(self, carrying: "CommandExecutor", command: c.Launch):
+    def __init__(self, carrying: "SimulatedExecutor", command: c.Launch):
         self.executor, self.command = carrying, command
         self.server, self.world = carrying.server, carrying.world
         self.pending = len(command.orders)
@@ -37,7 +37,9 @@ class SimulatedLaunch:
 
     def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
         nodes, failed = tuple(sorted(self.maybe_started)), tuple(sorted(self.unanswered))
-        self.server.receive_external(m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed))
+        self.server.receive_external(
+            m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed)
+        )
 
     def reserve(self, waited_s: float) -> None:
         """Reserve the devices; retry while others hold them, up to RESERVE_S."""

@@ -10,15 +10,15 @@ from cluster.errors import UserError
 from orchestrator.core.fold import Record
 from orchestrator.core.throughput import Throughput
 from orchestrator.simulate.fleets import HOUR_S, Fleet
-from orchestrator.simulate.job_history import NEVER_RAN, UNREADABLE, Ran, devices, most_held, pools_of, ran
-from orchestrator.simulate.kind_acceptance import Accepting, Rated, spelled
-from orchestrator.simulate.outcome import Outcome, figure
-from orchestrator.simulate.traces import MOST_S, Trace
+from orchestrator.simulate.job_history import NEVER_RAN, UNREADABLE, JobRun, devices, job_run, largest_fleet, pools_of
+from orchestrator.simulate.kind_acceptance import JobRates, KindAcceptance, with_full_names
+from orchestrator.simulate.outcome import Outcome, rounded
+from orchestrator.simulate.traces import MAX_TIME_S, Trace
 
-LEAST_S = 1e-3
+MIN_DURATION_S = 1e-3
 """Minimum duration of a job; shorter ones count as this long."""
 
-MOST_PRIORITY = 1 << 31
+MAX_PRIORITY = 1 << 31
 
 
 class AsItWas(TypedDict):
@@ -36,7 +36,7 @@ class Skipped(TypedDict):
     unreadable: int
 
 
-class OfLog(Outcome):
+class LogOutcome(Outcome):
     """Figures of the simulated policy, and of the log itself."""
 
     as_it_was: AsItWas
@@ -48,7 +48,7 @@ class OfLog(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastJobs:
     """The jobs of a log as a trace.
 
     `starts_s`: median seconds from placement to start of attempts. `unfinished`: number of jobs that count as if they
@@ -78,15 +78,15 @@ class Log:
     newest_s: float
 
 
-def past(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float = np.inf) -> Past:
+def convert_log(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float = np.inf) -> PastJobs:
     """Convert jobs submitted from `since_s` until before `until_s`.
 
     Raises UserError if none can be simulated.
 
     Without `fleet`, the fleet has the maximum number of devices of each kind that these jobs held at a time.
     """
-    converted = [ran(r, log.newest_s) for r in log.records if since_s <= r.job.submitted_s < until_s]
-    jobs = sorted((r for r in converted if isinstance(r, Ran)), key=lambda r: (r.arrival_s, r.record.job.number))
+    converted = [job_run(r, log.newest_s) for r in log.records if since_s <= r.job.submitted_s < until_s]
+    jobs = sorted((r for r in converted if isinstance(r, JobRun)), key=lambda r: (r.arrival_s, r.record.job.number))
     if not jobs:
         message = (
             f"none of {len(converted)} jobs of {log.name} ever ran"
@@ -95,8 +95,8 @@ def past(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float
         )
         raise UserError(f"--log: {message}", "name the log of a server whose jobs ran, or another --since or --until")
     pools = pools_of(jobs)
-    chosen = spelled(fleet, pools) if fleet else most_held(jobs)
-    accepting = Accepting(chosen, log.throughput, pools)
+    chosen = with_full_names(fleet, pools) if fleet else largest_fleet(jobs)
+    accepting = KindAcceptance(chosen, log.throughput, pools)
     rated = [(job, rated) for job in jobs if any((rated := accepting.rates(job)).rate)]
     if not rated:
         ran_on = sorted({job.longest.kind for job in jobs})
@@ -111,12 +111,12 @@ def past(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float
     work_s = [accepting.work_s(job) for job in accepted]
     unfinished = sum(job.is_unfinished for job in accepted)
     trace = _trace(log.name, rated, work_s)
-    return Past(
+    return PastJobs(
         trace, chosen, _as_it_was(accepted), _starts_s(accepted), skipped, unfinished, sum(r.assumed for _, r in rated)
     )
 
 
-def beside(figures: Outcome, past_jobs: Past, restart_s: float) -> OfLog:
+def with_log_figures(figures: Outcome, past_jobs: PastJobs, restart_s: float) -> LogOutcome:
     return {
         **figures,
         "as_it_was": past_jobs.as_it_was,
@@ -128,7 +128,7 @@ def beside(figures: Outcome, past_jobs: Past, restart_s: float) -> OfLog:
     }
 
 
-def _trace(name: str, jobs: list[tuple[Ran, Rated]], work_s: list[float]) -> Trace:
+def _trace(name: str, jobs: list[tuple[JobRun, JobRates]], work_s: list[float]) -> Trace:
     arrival_s = np.array([job.arrival_s for job, _ in jobs])
     priority = np.array([job.record.job.priority for job, _ in jobs], object)
     saves = [job.record.checkpoint is not None or job.record.job.task == "train" for job, _ in jobs]
@@ -137,23 +137,23 @@ def _trace(name: str, jobs: list[tuple[Ran, Rated]], work_s: list[float]) -> Tra
         np.arange(len(jobs)),
         arrival_s - arrival_s[0],
         np.array([devices(job.longest) for job, _ in jobs]),
-        np.clip(work_s, LEAST_S, MOST_S),
+        np.clip(work_s, MIN_DURATION_S, MAX_TIME_S),
         np.array([rated.rate for _, rated in jobs]).T,
-        np.clip(priority, -MOST_PRIORITY, MOST_PRIORITY).astype(np.int64),
+        np.clip(priority, -MAX_PRIORITY, MAX_PRIORITY).astype(np.int64),
         ~np.array(saves),
     )
 
 
-def _as_it_was(jobs: list[Ran]) -> AsItWas:
+def _as_it_was(jobs: list[JobRun]) -> AsItWas:
     jct_h = np.array([job.end_s - job.arrival_s for job in jobs]) / HOUR_S
     return {
-        "mean_jct_h": figure(jct_h.mean()),
-        "p50_jct_h": figure(np.percentile(jct_h, 50)),
-        "p99_jct_h": figure(np.percentile(jct_h, 99)),
-        "makespan_h": figure((max(job.end_s for job in jobs) - jobs[0].arrival_s) / HOUR_S),
+        "mean_jct_h": rounded(jct_h.mean()),
+        "p50_jct_h": rounded(np.percentile(jct_h, 50)),
+        "p99_jct_h": rounded(np.percentile(jct_h, 99)),
+        "makespan_h": rounded((max(job.end_s for job in jobs) - jobs[0].arrival_s) / HOUR_S),
     }
 
 
-def _starts_s(jobs: Iterable[Ran]) -> float:
+def _starts_s(jobs: Iterable[JobRun]) -> float:
     durations_s = [max(a.started_s - a.placed_s, 0.0) for job in jobs for a in job.attempts if a.started_s is not None]
-    return figure(float(np.median(durations_s)))
+    return rounded(float(np.median(durations_s)))

@@ -20,9 +20,9 @@ from orchestrator.core.throughput import Key, Measured, Throughput
 from orchestrator.simulate.log_trace import Log
 from orchestrator.store import database_setting, sqlite
 from orchestrator.store.backup import ROWS_AT_ONCE, snapshot, version_in
-from orchestrator.store.damaged_rows import DamagedDataError, DamageList, data_of, readable
-from orchestrator.store.database import name_of, parsed, sqlite_url
-from orchestrator.store.job_cache import NODE
+from orchestrator.store.damaged_rows import DamagedDataError, DamageList, data_of, text_or_unknown
+from orchestrator.store.database import name_of, parse_url, sqlite_url
+from orchestrator.store.job_cache import NODE_PREFIX
 from orchestrator.store.job_rows import fold_rows
 from orchestrator.store.schema import benchmark_lines, events, removals
 
@@ -32,7 +32,7 @@ REMEDY = "name a server's home, its database, or a file of `polyfleet server bac
 def read_log(where: str) -> Log:
     """Read the log in a home, database or backup file. Raises UserError if there is none."""
     url = _url(where)
-    name = name_of(parsed(url))
+    name = name_of(parse_url(url))
     try:
         with snapshot(url) as connection:
             version_in(connection, name)
@@ -53,7 +53,7 @@ def _url(where: str) -> str:
         raise UserError(f"--log: {where[:60]} cannot be read: {e.strerror}", REMEDY) from None
     if is_folder:
         ours = path.resolve() == home().resolve()
-        return database_setting.database_url(home()) if ours else database_setting.written_url(path.absolute())
+        return database_setting.database_url(home()) if ours else database_setting.recorded_url(path.absolute())
     if not is_file:
         raise UserError(f"--log: there is no file or folder {where}", REMEDY)
     return sqlite_url(path)
@@ -63,9 +63,9 @@ def _records(connection: Connection) -> tuple[list[Record], int]:
     """Return the records of jobs, and the number of jobs with a damaged history."""
     damage, records, unreadable = DamageList(), [], 0
     for job, rows in groupby(_events(connection), key=lambda row: row.job):
-        if isinstance(job, str) and job.startswith(NODE):
+        if isinstance(job, str) and job.startswith(NODE_PREFIX):
             continue
-        folded = fold_rows(readable(job), rows, damage)
+        folded = fold_rows(text_or_unknown(job), rows, damage)
         if folded.record is None or folded.damaged:
             unreadable += 1
         else:

@@ -17,7 +17,7 @@ WATCH_S = 2.0
 GATHER_S = (0.0, 0.0, 0.1, 2.0)
 """Maximum seconds for which an agent holds back a reply with only events of ranks; a changed phase is sent at once."""
 GIB = 1 << 30
-Answer = Callable[[Any], None]
+SendReply = Callable[[Any], None]
 
 
 class Refused(Exception):
@@ -36,7 +36,7 @@ class RefusedForUser(Refused):
 
 
 class SimulatedNode:
-    """A node. `attempts`, `seen` (newest epoch by job) and `generation` are on its disk.
+    """A node. `attempts`, `newest_epochs` (newest epoch by job) and `generation` are on its disk.
 
     `ray_id`: "" while no raylet runs. `gone`: it never comes back. `cut_in`: messages to it are lost; `cut_out`:
     messages from it are lost.
@@ -54,7 +54,7 @@ class SimulatedNode:
         self.newest_epochs: dict[str, int] = {}
         self.last_poll_s = -1e9
         self.waiting: list[Callable[[], None]] = []
-        self._watch: tuple[int, Mapping[str, tuple[int, str]], Answer] | None = None
+        self._watch: tuple[int, Mapping[str, tuple[int, str]], SendReply] | None = None
         self._watches = 0
         self._answers = 0
         self._replied_s: dict[int, float] = {}
@@ -140,7 +140,7 @@ class SimulatedNode:
             self._facts_sent_s = -1e9
 
     def poll(
-        self, generation: int, last_phases: Mapping[str, tuple[int, str]], reply_number: int, send_reply: Answer
+        self, generation: int, last_phases: Mapping[str, tuple[int, str]], reply_number: int, send_reply: SendReply
     ) -> None:
         """Handle a poll by the server. `last_phases`: (cursor, phase) by key. A failing agent answers None.
 
@@ -177,7 +177,12 @@ class SimulatedNode:
 
     def send_news(self) -> None:
         """Answer the pending poll if there is something new."""
-        if not (self._watch and self.is_answering and not self.is_stopped and (statuses := self._new_statuses(self._watch[1]))):
+        if not (
+            self._watch
+            and self.is_answering
+            and not self.is_stopped
+            and (statuses := self._new_statuses(self._watch[1]))
+        ):
             return
         number, last_phases, _ = self._watch
         if not self.gather_s or any(status.phase != last_phases.get(status.key, (0, ""))[1] for status in statuses):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import PolyfleetError
-from orchestrator.core.planner.numbers import Free
+from orchestrator.core.planner.numbers import FreeNumbers
 from orchestrator.simulate.fleets import Failures, Fleet
 
 Node = tuple[int, int]
@@ -27,7 +27,7 @@ class Outages:
         self._kinds, self._failures = fleet.kinds, failures
         self._drawn: dict[Node, int] = defaultdict(int)
         scheduled = [
-            (at_s, o.kind, o.node, down, False) for o in failures.outages for at_s, down in _of(o.down_s, o.up_s)
+            (at_s, o.kind, o.node, down, False) for o in failures.outages for at_s, down in _changes(o.down_s, o.up_s)
         ]
         self._due = scheduled + [due for kind in range(len(fleet.kinds)) for due in self._first(fleet, kind)]
         heapify(self._due)
@@ -59,7 +59,7 @@ class Outages:
         return -mean_s * math.log1p(-drawn / 2**53)
 
 
-def _of(down_s: float, up_s: float) -> tuple[tuple[float, bool], tuple[float, bool]]:
+def _changes(down_s: float, up_s: float) -> tuple[tuple[float, bool], tuple[float, bool]]:
     return (down_s, True), (up_s, False)
 
 
@@ -75,8 +75,10 @@ class FailingNodes:
         self.capacity: NDArray[np.int64] = fleet.devices.copy()
         self.failed = 0
         self._size = [nodes.size for nodes in failures.nodes]
-        self._free = [Free(tuple(range(size)) for size in fleet.sizes(kind)) for kind in range(len(fleet.kinds))]
-        self._allocations: dict[int, tuple[int, list[tuple[int, tuple[int, ...]]]]] = {}  # job -> kind, [(node, numbers)]
+        self._free = [FreeNumbers(tuple(range(size)) for size in fleet.sizes(kind)) for kind in range(len(fleet.kinds))]
+        self._allocations: dict[
+            int, tuple[int, list[tuple[int, tuple[int, ...]]]]
+        ] = {}  # job -> kind, [(node, numbers)]
         self._on: dict[Node, set[int]] = defaultdict(set)
         self._down: dict[Node, int] = defaultdict(int)  # how many outages it is in; they may overlap
         self._withdrawn: dict[Node, tuple[int, ...]] = {}

@@ -10,7 +10,7 @@ from orchestrator.simulate.replay import Replayed
 from orchestrator.simulate.traces import Trace
 
 DIGITS = 6
-SHORTEST_S = 1e-9
+MIN_DURATION_S = 1e-9
 """Minimum of a duration: floats as clocks resolve no less, and divisions by 0 are avoided."""
 Floats = NDArray[np.float64]
 
@@ -51,35 +51,35 @@ def outcome(
     figures: Outcome = {
         "jobs": trace.jobs,
         "policy": policy,
-        "mean_jct_h": figure(jct_h.mean()),
-        "p50_jct_h": figure(np.percentile(jct_h, 50)),
-        "p99_jct_h": figure(np.percentile(jct_h, 99)),
-        "isolated_mean_h": figure(isolated_h.mean()),
-        "makespan_h": figure(replayed.end_s.max() / HOUR_S),
-        "utilisation": figure(utilisation(fleet, replayed)),
-        "restarts": figure(len(replayed.stays.job) / trace.jobs),
-        "worst_finish_time_ratio": figure(finish_time_ratios(trace, fleet, replayed).max()),
+        "mean_jct_h": rounded(jct_h.mean()),
+        "p50_jct_h": rounded(np.percentile(jct_h, 50)),
+        "p99_jct_h": rounded(np.percentile(jct_h, 99)),
+        "isolated_mean_h": rounded(isolated_h.mean()),
+        "makespan_h": rounded(replayed.end_s.max() / HOUR_S),
+        "utilisation": rounded(utilisation(fleet, replayed)),
+        "restarts": rounded(len(replayed.stays.job) / trace.jobs),
+        "worst_finish_time_ratio": rounded(finish_time_ratios(trace, fleet, replayed).max()),
         "planning_cpu_ms": {
-            "p50": figure(np.percentile(replayed.planning_s, 50) * 1e3),
-            "p99": figure(np.percentile(replayed.planning_s, 99) * 1e3),
+            "p50": rounded(np.percentile(replayed.planning_s, 50) * 1e3),
+            "p99": rounded(np.percentile(replayed.planning_s, 99) * 1e3),
         },
-        "events_per_s": figure(2 * trace.jobs / replayed.wall_s),  # submissions and ends
+        "events_per_s": rounded(2 * trace.jobs / replayed.wall_s),  # submissions and ends
     }
     if replayed.faults is not None:
         figures["faults"], figures["interruptions"] = replayed.faults.nodes, replayed.faults.stopped
-        figures["lost_device_h"] = figure(replayed.faults.lost_device_s / HOUR_S)
+        figures["lost_device_h"] = rounded(replayed.faults.lost_device_s / HOUR_S)
     if window is not None:
-        figures["window_mean_jct_h"] = figure(jct_h[window].mean())
-        figures["window_p50_jct_h"] = figure(np.percentile(jct_h[window], 50))
-        figures["window_p99_jct_h"] = figure(np.percentile(jct_h[window], 99))
-        figures["window_isolated_mean_h"] = figure(isolated_h[window].mean())
+        figures["window_mean_jct_h"] = rounded(jct_h[window].mean())
+        figures["window_p50_jct_h"] = rounded(np.percentile(jct_h[window], 50))
+        figures["window_p99_jct_h"] = rounded(np.percentile(jct_h[window], 99))
+        figures["window_isolated_mean_h"] = rounded(isolated_h[window].mean())
     return figures
 
 
 def utilisation(fleet: Fleet, replayed: Replayed) -> float:
     """Share of all device time until the last end that jobs hold, including pauses; 0 to 1."""
     held_s = (np.diff(replayed.at_s)[:, None] * replayed.used[:-1]).sum()
-    return float(held_s / (fleet.devices.sum() * max(replayed.end_s.max(), SHORTEST_S)))
+    return float(held_s / (fleet.devices.sum() * max(replayed.end_s.max(), MIN_DURATION_S)))
 
 
 def finish_time_ratios(trace: Trace, fleet: Fleet, replayed: Replayed) -> Floats:
@@ -91,7 +91,7 @@ def finish_time_ratios(trace: Trace, fleet: Fleet, replayed: Replayed) -> Floats
     """
     shared_s = replayed.end_s - trace.arrival_s
     fair_s = trace.steps / fair_rate(trace, fleet, mean_present(trace, replayed))
-    return np.asarray(np.maximum(shared_s, SHORTEST_S) / np.maximum(fair_s, SHORTEST_S))
+    return np.asarray(np.maximum(shared_s, MIN_DURATION_S) / np.maximum(fair_s, MIN_DURATION_S))
 
 
 def mean_present(trace: Trace, replayed: Replayed) -> Floats:
@@ -99,7 +99,7 @@ def mean_present(trace: Trace, replayed: Replayed) -> Floats:
     lasted_s = np.diff(replayed.at_s)
     area = np.concatenate(([0.0], np.cumsum(lasted_s * replayed.present[:-1])))
     stayed = np.interp(replayed.end_s, replayed.at_s, area) - np.interp(trace.arrival_s, replayed.at_s, area)
-    return np.maximum(stayed / np.maximum(replayed.end_s - trace.arrival_s, SHORTEST_S), 1.0)
+    return np.maximum(stayed / np.maximum(replayed.end_s - trace.arrival_s, MIN_DURATION_S), 1.0)
 
 
 def fair_rate(trace: Trace, fleet: Fleet, present: Floats) -> Floats:
@@ -115,5 +115,5 @@ def fair_rate(trace: Trace, fleet: Fleet, present: Floats) -> Floats:
     return np.asarray((time_on * np.take_along_axis(trace.rate, fastest, axis=0)).sum(axis=0))
 
 
-def figure(value: float) -> float:
+def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")

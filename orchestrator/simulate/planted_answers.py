@@ -8,22 +8,22 @@ from typing import Any
 
 from orchestrator.core import attempt_outcome, attempt_reports, attempt_stops, control, retry, suspicion
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import Live, Part
+from orchestrator.core.attempts import LiveAttempt, Part
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Draft
 from orchestrator.core.model import Job
-from orchestrator.core.retry import Decision, Ended
+from orchestrator.core.retry import AttemptEnd, Decision
 from orchestrator.simulate import launch
 
-Change = tuple[Any, str, Any]
+Patch = tuple[Any, str, Any]
 
 
-def cut_off_for_ever() -> list[Change]:
+def cut_off_for_ever() -> list[Patch]:
     """One silence of a node is taken as the reason of every later failure."""
-    return [(Live, "reached", lambda live, now_s: live)]
+    return [(LiveAttempt, "reached", lambda live, now_s: live)]
 
 
-def own_fence_taken_for_anothers() -> list[Change]:
+def own_fence_taken_for_anothers() -> list[Patch]:
     """After joining a cluster again, a fence that this server raised is taken for that of another one."""
 
     def rejoined(draft: Draft) -> None:
@@ -32,21 +32,21 @@ def own_fence_taken_for_anothers() -> list[Change]:
                 draft.attempts[live.job] = replace(live, fence_requested_s=None, fenced_s=None, lowering=None)
                 draft.command(Fence(live.job, live.epoch, requested_s=draft.now.s))
 
-    def read(draft: Draft, live: Live) -> None:
+    def read(draft: Draft, live: LiveAttempt) -> None:
         draft.attempts[live.job] = suspicion._fenced_by_others(draft, live, live.epoch + 1)
 
     return [(suspicion, "rejoined", rejoined), (suspicion, "_own_fence_read", read)]
 
 
-def late_answers_believed() -> list[Change]:
+def late_answers_believed() -> list[Patch]:
     """An older reply of a node that arrives late overwrites a newer one."""
     return [(attempt_reports, "_is_late", lambda draft, part, report, beat: False)]
 
 
-def ended_parts_doubted() -> list[Change]:
+def ended_parts_doubted() -> list[Patch]:
     """When the result of a launch is lost, parts that have already ended are also put in doubt."""
 
-    def after(live: Live, rank: int, part: Part, failure: m.LaunchFailed, now_s: float) -> Part:
+    def after(live: LiveAttempt, rank: int, part: Part, failure: m.LaunchFailed, now_s: float) -> Part:
         return (
             replace(part, doubt=failure.message)
             if part.node in failure.maybe_started
@@ -57,9 +57,9 @@ def ended_parts_doubted() -> list[Change]:
     return [(attempt_stops, "_after_failed_launch", after)]
 
 
-def stops_begin_anew() -> list[Change]:
+def stops_begin_anew() -> list[Patch]:
     """Each repeated stop request resets the time since when an attempt should stop."""
-    original = attempt_stops._ask
+    original = attempt_stops._request_stop
 
     def ask(draft: Draft, job: str, node: str, mode: str) -> None:
         before = draft.attempts[job].stop_requests.get(node)
@@ -68,27 +68,27 @@ def stops_begin_anew() -> list[Change]:
         if live.stop_requests.get(node) is not before and live.cancelled_s is not None:
             draft.attempts[job] = replace(live, cancelled_s=draft.now.s)
 
-    return [(attempt_stops, "_ask", ask)]
+    return [(attempt_stops, "_request_stop", ask)]
 
 
-def lowering_asked_for_once() -> list[Change]:
+def lowering_asked_for_once() -> list[Patch]:
     """A fence that could not be lowered at once is never lowered."""
     return [(suspicion, "_lower_again", lambda draft, live: live)]
 
 
-def any_release_believed() -> list[Change]:
+def any_release_believed() -> list[Patch]:
     """The answer to an earlier release counts for a newer reservation of the same devices."""
 
-    def released(draft: Draft, answer: m.Released) -> None:
+    def released(draft: Draft, answer: m.ReleaseAnswered) -> None:
         if not answer.error:
             draft.pending_releases.pop(answer.place)
 
-    return [(control, "HANDLERS", control.HANDLERS | {m.Released: released})]
+    return [(control, "HANDLERS", control.HANDLERS | {m.ReleaseAnswered: released})]
 
 
-def users_error_taken_for_a_lost_node() -> list[Change]:
+def users_error_taken_for_a_lost_node() -> list[Patch]:
     """A user's error on one node of a gang is treated like a lost node: it explains all other ends."""
-    original = attempt_outcome._class
+    original = attempt_outcome._cause_rank
 
     def launch_failed(draft: Draft, failure: m.LaunchFailed) -> None:
         live = draft.attempts.get(failure.job)
@@ -103,28 +103,28 @@ def users_error_taken_for_a_lost_node() -> list[Change]:
         attempt_stops.launch_failed(draft, failure)
 
     def place(part: Part, first_failed_s: float | None) -> int:
-        return 4 if attempt_outcome.refused_by_user(part) else original(part, first_failed_s)
+        return 4 if attempt_outcome.is_user_error(part) else original(part, first_failed_s)
 
     handlers = control.HANDLERS | {m.LaunchFailed: launch_failed}
     never = lambda part: False  # noqa: E731
     return [
         (control, "HANDLERS", handlers),
-        (attempt_outcome, "_class", place),
-        (attempt_stops, "refused_by_user", never),
+        (attempt_outcome, "_cause_rank", place),
+        (attempt_stops, "is_user_error", never),
     ]
 
 
-def users_error_tried_again() -> list[Change]:
+def users_error_tried_again() -> list[Patch]:
     """A user's error uses up a restart, although the next start fails in the same way."""
-    original = retry.after
+    original = retry.decide_retry
 
-    def after(job: Job, ended: Ended) -> Decision:
+    def after(job: Job, ended: AttemptEnd) -> Decision:
         return original(job, replace(ended, is_user_error=False))
 
-    return [(retry, "after", after)]
+    return [(retry, "decide_retry", after)]
 
 
-def conflict_taken_for_a_newer_attempt() -> list[Change]:
+def conflict_taken_for_a_newer_attempt() -> list[Patch]:
     """A launch that conflicts with another upload of its code reports that its own epoch had already run."""
     original = launch.SimulatedLaunch._failed
 

@@ -24,42 +24,42 @@ from orchestrator.core import (
     suspicion,
 )
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import Live, Part
+from orchestrator.core.attempts import LiveAttempt, Part
 from orchestrator.core.draft import Draft
 from orchestrator.core.fold import apply
-from orchestrator.core.gang import Option
+from orchestrator.core.gang import PlacementOption
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import SimulatedNode
-from orchestrator.simulate.planted_answers import BUGS, Change
-from orchestrator.simulate.ray import Ray
-from orchestrator.simulate.server import Server
+from orchestrator.simulate.planted_answers import BUGS, Patch
+from orchestrator.simulate.ray import SimulatedRay
+from orchestrator.simulate.server import SimulatedServer
 
 
-def first_cause_forgotten() -> list[Change]:
+def first_cause_forgotten() -> list[Patch]:
     """The broken connection of another part outranks the lost node that caused it."""
-    original, order = attempt_outcome._class, {2: 4, 3: 4, 4: 2}
+    original, order = attempt_outcome._cause_rank, {2: 4, 3: 4, 4: 2}
 
     def place(part: Part, first_failed_s: float | None) -> int:
         rank = original(part, first_failed_s)
         return order.get(rank, rank)
 
-    return [(attempt_outcome, "_class", place)]
+    return [(attempt_outcome, "_cause_rank", place)]
 
 
-def cancel_loses_its_release() -> list[Change]:
+def cancel_loses_its_release() -> list[Patch]:
     """If a cancel is stored while an attempt ends, `released` is never written."""
     original = attempt_stops._conclude
 
-    def conclude(draft: Draft, live: Live) -> None:
+    def conclude(draft: Draft, live: LiveAttempt) -> None:
         if draft.records[live.job].job.state is not State.CANCELLED:
             original(draft, live)
 
     return [(attempt_stops, "_conclude", conclude)]
 
 
-def launch_answers_dropped() -> list[Change]:
+def launch_answers_dropped() -> list[Patch]:
     """The result of a launch is lost if it arrives while no fleet is joined."""
 
     def heeded(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
@@ -69,30 +69,30 @@ def launch_answers_dropped() -> list[Change]:
     return [(control, "HANDLERS", control.HANDLERS | answers)]
 
 
-def silence_never_missed() -> list[Change]:
+def silence_never_missed() -> list[Patch]:
     """The controller waits for ever for an agent that does not answer."""
-    return [(suspicion, "NODE_SILENT_S", 1e9), (membership, "HUNG_S", 1e9), (nodes, "NODE_SILENT_S", 1e9)]
+    return [(suspicion, "NODE_SILENT_S", 1e9), (membership, "AGENT_HUNG_S", 1e9), (nodes, "NODE_SILENT_S", 1e9)]
 
 
-def no_wait_after_the_fence() -> list[Change]:
+def no_wait_after_the_fence() -> list[Patch]:
     """A part counts as ended as soon as its fence is raised, before its lease has expired."""
 
-    def certain(draft: Draft, live: Live, rank: int) -> str:
-        return suspicion._doubt(draft, live, live.parts[rank]) if live.fenced_s is not None else ""
+    def certain(draft: Draft, live: LiveAttempt, rank: int) -> str:
+        return suspicion._suspect_reason(draft, live, live.parts[rank]) if live.fenced_s is not None else ""
 
-    return [(suspicion, "_certain", certain)]
+    return [(suspicion, "_expired_reason", certain)]
 
 
-def sisters_lose_their_grace() -> list[Change]:
+def sisters_lose_their_grace() -> list[Patch]:
     """In a preempted gang, the first node that has stopped causes the others to be cancelled."""
     return [(attempt_stops, "BROKEN", attempt_stops.BROKEN | {"preempted"})]
 
 
-def submitted_twice() -> list[Change]:
+def submitted_twice() -> list[Patch]:
     """A repeated submission reaches the controller, which starts its job again."""
-    original = Server.answered
+    original = SimulatedServer.answered
 
-    def answered(server: Server, job: Job) -> bool:
+    def answered(server: SimulatedServer, job: Job) -> bool:
         first = next((event for event in server.store.log if (event.job, event.event) == (job.id, "submitted")), None)
         if record := apply(None, first) if first else None:
             server.receive(m.Submitted((record,)))
@@ -103,74 +103,79 @@ def submitted_twice() -> list[Change]:
             draft.records[record.job.id] = record
             draft.change(changed=True)
 
-    return [(Server, "answered", answered), (control, "HANDLERS", control.HANDLERS | {m.Submitted: submitted})]
+    return [(SimulatedServer, "answered", answered), (control, "HANDLERS", control.HANDLERS | {m.Submitted: submitted})]
 
 
-def gang_in_part() -> list[Change]:
+def gang_in_part() -> list[Patch]:
     """A gang is placed on one node fewer than requested."""
-    original = Option.allocation.fget  # type: ignore[attr-defined]
-    return [(Option, "allocation", property(lambda option: original(option)[: max(1, len(option.nodes) - 1)]))]
+    original = PlacementOption.allocation.fget  # type: ignore[attr-defined]
+    return [(PlacementOption, "allocation", property(lambda option: original(option)[: max(1, len(option.nodes) - 1)]))]
 
 
-def fence_not_raised() -> list[Change]:
+def fence_not_raised() -> list[Patch]:
     """An attempt counts as fenced, but the fence was not written."""
 
-    def unfenced(draft: Draft, live: Live, reason: str) -> None:
+    def unfenced(draft: Draft, live: LiveAttempt, reason: str) -> None:
         draft.raised_fences[live.job] = live.epoch + 1
-        draft.attempts[live.job] = replace(live, fence_requested_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s)
+        draft.attempts[live.job] = replace(
+            live, fence_requested_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s
+        )
 
-    return [(suspicion, "_raise", unfenced)]
+    return [(suspicion, "_raise_fence", unfenced)]
 
 
-def epochs_used_again() -> list[Change]:
+def epochs_used_again() -> list[Patch]:
     """After a restore of an older backup, epochs continue from its log, so that some are used again."""
 
     def launch(*arguments: Any, **_: Any) -> Any:
-        return launch_orders.launch(*arguments, fenced=True)
+        return launch_orders.launch_command(*arguments, fenced=True)
 
     return [
         (Job, "next_epoch", property(lambda job: job.epoch + 1)),
-        (placement, "launch", launch),
-        (epoch_guard, "waits", lambda control, now_s: {}),
+        (placement, "launch_command", launch),
+        (epoch_guard, "guard_reasons", lambda control, now_s: {}),
     ]
 
 
-def lease_stretched() -> list[Change]:
+def lease_stretched() -> list[Patch]:
     """A lease is renewed from the arrival of a request, however long the request was delayed."""
     return [(SimulatedNode, "lease_from", lambda machine, reply_number: machine.world.now_s)]
 
 
-def devices_given_twice() -> list[Change]:
+def devices_given_twice() -> list[Patch]:
     """Devices of a running attempt count as free in the next plan."""
-    return [(nodes, "leased", lambda records: {})]
+    return [(nodes, "allocations", lambda records: {})]
 
 
-def reservations_kept() -> list[Change]:
+def reservations_kept() -> list[Patch]:
     """Reservations of an ended attempt are never released."""
-    return [(attempt_stops, "release", lambda draft: None)]
+    return [(attempt_stops, "retry_releases", lambda draft: None)]
 
 
-def old_lists_believed() -> list[Change]:
+def old_lists_believed() -> list[Patch]:
     """A node is used before it has reported what runs there."""
-    original = nodes.closed
+    original = nodes.closed_reason
 
     def closed(node: nodes.Node, drained: Any, now_s: float) -> str:
         return original(replace(node, list_requested_s=node.list_requested_s or 0.0, untracked={}), drained, now_s)
 
-    return [(nodes, "closed", closed), (attempt_reports, "look", lambda draft: None)]
+    return [(nodes, "closed_reason", closed), (attempt_reports, "retry_untracked", lambda draft: None)]
 
 
-def withheld_for_ever() -> list[Change]:
+def withheld_for_ever() -> list[Patch]:
     """Devices that Ray keeps reserved for nothing are never freed."""
-    return [(leaked_devices, "told", lambda draft, names: None)]
+    return [(leaked_devices, "note_stuck", lambda draft, names: None)]
 
 
-def node_restarted_amid_work() -> list[Change]:
+def node_restarted_amid_work() -> list[Patch]:
     """A node of which Ray has lost count is restarted at once, even if something runs there."""
-    return [(leaked_devices, "_is_idle", lambda draft, node: True), (Ray, "withholds", lambda ray, ray_id: True)]
+    return [
+        (leaked_devices, "_is_idle", lambda draft, node: True),
+        (SimulatedRay, "withholds", lambda ray, ray_id: True),
+    ]
 
 
-PLANTED: dict[str, Callable[[], list[Change]]] = {
+PLANTED: dict[str, Callable[[], list[Patch]]] = {
     made.__name__: made
     for made in (
         *(first_cause_forgotten, cancel_loses_its_release, launch_answers_dropped, silence_never_missed),

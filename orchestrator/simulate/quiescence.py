@@ -10,14 +10,14 @@ from orchestrator.simulate.users import Script
 if TYPE_CHECKING:
     from orchestrator.simulate.world import Simulation
 
-BOUND_S = 600.0
+MAX_SETTLE_S = 600.0
 """Virtual seconds from the last fault until everything has settled, in addition to the time that jobs need."""
-AROUND_S = 15.0
+JOB_OVERHEAD_S = 15.0
 """Seconds that a job needs in addition to its work: placement, failure, grace, work repeated after a checkpoint."""
-PROBE_S = 120.0
+MAX_PROBE_S = 120.0
 """Limit for a new job. A job that waits for devices that Ray reserves for nothing detects them within a minute."""
-LOOK_S = 5.0
-MOST = 400_000
+CHECK_S = 5.0
+MAX_EVENTS = 400_000
 
 
 def run_until_quiet(world: "Simulation") -> None:
@@ -27,17 +27,17 @@ def run_until_quiet(world: "Simulation") -> None:
     """
     world.users.active = False
     server = world.server
-    world.clock.run(world.now_s + 40.0, MOST)
+    world.clock.run(world.now_s + 40.0, MAX_EVENTS)
     for name in sorted({*server.control.nodes, *server.control.drained}):
-        server.receive(m.ResumeAsked(name))
+        server.receive(m.ResumeRequested(name))
     _give_up_waiting(world)
-    until_s = world.now_s + BOUND_S + _work_s(world)
-    while (problem := unsettled(world)) and world.now_s < until_s:
-        world.clock.run(world.now_s + LOOK_S, MOST)
+    until_s = world.now_s + MAX_SETTLE_S + _work_s(world)
+    while (problem := find_unsettled(world)) and world.now_s < until_s:
+        world.clock.run(world.now_s + CHECK_S, MAX_EVENTS)
         _give_up_waiting(world)
     if problem:
         world.checks.broken(*problem)
-    ends(world)
+    check_ends(world)
     probe(world)
 
 
@@ -56,10 +56,10 @@ def _recovery(world: "Simulation", job: str) -> Recovery:
 
 def _work_s(world: "Simulation") -> float:
     """Seconds of work if all open jobs ran one after another, as gangs that need the same node do."""
-    return sum(world.scripts[record.job.id].work_s + AROUND_S for record in world.store.open())
+    return sum(world.scripts[record.job.id].work_s + JOB_OVERHEAD_S for record in world.store.open())
 
 
-def unsettled(world: "Simulation") -> tuple[str, str, str] | None:
+def find_unsettled(world: "Simulation") -> tuple[str, str, str] | None:
     """Find the first problem: (law, job, sentence); None if everything has settled."""
     control = world.server.control
     if lost := sorted(world.acked - world.store.records.keys()):
@@ -72,10 +72,10 @@ def unsettled(world: "Simulation") -> tuple[str, str, str] | None:
             return "L1", job.id, f"is {job.state} without a reason: {control.plan}"
     for attempt in world.running_attempts():
         return "L3", attempt.job, f"{attempt.key} still runs on {attempt.machine.label}"
-    return _left(world) or _nodes(world) or _idle(world)
+    return _find_leftovers(world) or _find_closed_node(world) or _find_idle(world)
 
 
-def _left(world: "Simulation") -> tuple[str, str, str] | None:
+def _find_leftovers(world: "Simulation") -> tuple[str, str, str] | None:
     control = world.server.control
     if control.pending_releases or world.ray.reserved:
         return "L3", "", f"reservations are left: {dict(control.pending_releases)}, {world.ray.reserved}"
@@ -88,18 +88,18 @@ def _left(world: "Simulation") -> tuple[str, str, str] | None:
     return None
 
 
-def _nodes(world: "Simulation") -> tuple[str, str, str] | None:
+def _find_closed_node(world: "Simulation") -> tuple[str, str, str] | None:
     from orchestrator.core import nodes
 
     control, now_s = world.server.control, world.server.now().s
     for machine in world.remaining_machines():
         node = control.nodes.get(machine.label)
-        if node is None or not node.ready or (reason := nodes.closed(node, control.drained, now_s)):
+        if node is None or not node.ready or (reason := nodes.closed_reason(node, control.drained, now_s)):
             return "L4", "", f"node {machine.label} takes no work: {reason if node and node.ready else node}"
     return None
 
 
-def _idle(world: "Simulation") -> tuple[str, str, str] | None:
+def _find_idle(world: "Simulation") -> tuple[str, str, str] | None:
     """Find a waiting job that the idle fleet could run."""
     for record in world.server.control.records.values():
         job = record.job
@@ -114,7 +114,7 @@ def _idle(world: "Simulation") -> tuple[str, str, str] | None:
     return None
 
 
-def ends(world: "Simulation") -> None:
+def check_ends(world: "Simulation") -> None:
     """Check that each job has ended as its script says, within its budgets."""
     for record in world.store.records.values():
         job, script = record.job, world.scripts[record.job.id]
@@ -136,11 +136,11 @@ def probe(world: "Simulation") -> None:
         job = Job(f"probe-{kind}", "probe", "run", (Candidate((kind,)),))
         world.scripts[job.id], world.processes[job.id] = Script(1.0), []
         world.users.send(job)
-        until_s = world.now_s + PROBE_S
+        until_s = world.now_s + MAX_PROBE_S
         while world.now_s < until_s and _state(world, job.id) not in TERMINAL:
-            world.clock.run(world.now_s + 1.0, MOST)
+            world.clock.run(world.now_s + 1.0, MAX_EVENTS)
         if _state(world, job.id) is not State.SUCCEEDED:
-            world.checks.broken("P7", job.id, f"is {_state(world, job.id)} after {PROBE_S:.0f} s")
+            world.checks.broken("P7", job.id, f"is {_state(world, job.id)} after {MAX_PROBE_S:.0f} s")
 
 
 def _state(world: "Simulation", job: str) -> State | None:

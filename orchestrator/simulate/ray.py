@@ -2,26 +2,26 @@
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.messages import NodeSeen
+from orchestrator.core.messages import ListedNode
 
 if TYPE_CHECKING:
     from orchestrator.simulate.machine import SimulatedNode
     from orchestrator.simulate.world import Simulation
 
 
-class Ray:
+class SimulatedRay:
     """Ray's state.
 
-    `reserved`: devices (Ray id, number) by place. `withheld`: devices reserved for nothing.
+    `reserved`: devices (Ray id, number) by place. `stuck`: devices reserved for nothing.
 
-    `asked`: number of nodes requested from the autoscaler. `fences`: fences in Ray's store; `folder`: those on the
-    server's machine, which ranks read before they save; `raised_by`: life of the server that raised each.
+    `requested_nodes`: number of nodes requested from the autoscaler. `fences`: fences in Ray's store; `folder`: those
+    on the server's machine, which ranks read before they save; `raised_by`: life of the server that raised each.
     """
 
     def __init__(self, world: "Simulation"):
         self.world = world
         self.node_by_id: dict[str, SimulatedNode] = {}
-        self.listed: dict[str, NodeSeen] = {}
+        self.listed: dict[str, ListedNode] = {}
         self.hidden: set[str] = set()
         self.reserved: dict[str, frozenset[tuple[str, int]]] = {}
         self.stuck: set[tuple[str, int]] = set()
@@ -58,7 +58,7 @@ class Ray:
 
     def _list(self, machine: "SimulatedNode", ray_id: str) -> None:
         if machine.ray_id == ray_id:
-            self.listed[ray_id] = NodeSeen(ray_id, machine.label, pool=machine.pool)
+            self.listed[ray_id] = ListedNode(ray_id, machine.label, pool=machine.pool)
 
     def end_raylet(self, machine: "SimulatedNode") -> None:
         """End a node's raylet, and its actor with it. Ray notices after some seconds."""
@@ -81,7 +81,7 @@ class Ray:
         if ray_id:
             self.listed.pop(ray_id, None)
 
-    def nodes(self) -> tuple[NodeSeen, ...]:
+    def nodes(self) -> tuple[ListedNode, ...]:
         return tuple(row for ray_id, row in self.listed.items() if ray_id not in self.hidden)
 
     def lose_all(self, keeps_fences: bool) -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from cluster.errors import PolyfleetError, UserError, nearest
 from orchestrator import installed_policies
-from orchestrator.core.planner.decision import Memory, decide
+from orchestrator.core.planner.decision import PriceMemory, decide
 from orchestrator.core.planner.planner_jobs import WAITS, Work
-from orchestrator.core.planner.plugins import KNOWN
+from orchestrator.core.planner.plugins import INSTALLED
 from orchestrator.core.planner.policies import POLICIES
 from orchestrator.simulate.fleets import Fleet
 from orchestrator.simulate.node_failures import FailingNodes
@@ -24,10 +24,10 @@ from orchestrator.simulate.traces import Trace
 TOGETHER_S = 1e-6
 """Ends within this time are one event, because rounding separates equal times."""
 
-LEAST_STEPS = 1e-12
+MIN_STEPS = 1e-12
 """Minimum of remaining steps: rounding must not leave 0 to a job that has not ended."""
 
-MOST_FAILURES = 50_000
+MAX_FAILURES = 50_000
 """Number of failures without an end of a job after which the replay gives up."""
 
 Floats = NDArray[np.float64]
@@ -93,7 +93,7 @@ def replay(
 
 def check_policy(policy: str) -> None:
     installed_policies.load()
-    choices = (*POLICIES, *sorted(KNOWN))
+    choices = (*POLICIES, *sorted(INSTALLED))
     if policy not in choices:
         raise UserError(f"--policy: unknown policy {policy!r}", nearest(policy, choices))
 
@@ -117,7 +117,7 @@ class _Replay:
             self.s_per_step = factors / trace.rate  # as the planner sees it; infinite: cannot run there
         self.present = np.zeros(0, np.int64)  # jobs in the system
         self.submitted, self.now_s = 0, 0.0
-        self.memory = Memory()
+        self.memory = PriceMemory()
         self.history: list[tuple[float, Integers, int, int]] = []
         self.planning_s: list[float] = []
         self.nodes = FailingNodes(fleet, fleet.failures) if fleet.failures else None
@@ -148,7 +148,7 @@ class _Replay:
             message = f"policy {self.policy!r} leaves all {len(self.present)} jobs waiting on an idle fleet"
             raise PolyfleetError(message, "choose another policy")
         now_s = max(min(planned_s, self._next_failure_s()), self.now_s)
-        self.left[running] = np.maximum(self.left[running] - rate * np.maximum(now_s - since_s, 0.0), LEAST_STEPS)
+        self.left[running] = np.maximum(self.left[running] - rate * np.maximum(now_s - since_s, 0.0), MIN_STEPS)
         self.now_s = now_s
         self._leave(running[ends_s <= now_s + TOGETHER_S])
         self._fail()
@@ -175,7 +175,7 @@ class _Replay:
             self.nodes.release(jobs.tolist())
 
     def _fail(self) -> None:
-        """Take failed nodes out and bring repaired ones back. Raises UserError after MOST_FAILURES in vain."""
+        """Take failed nodes out and bring repaired ones back. Raises UserError after MAX_FAILURES in vain."""
         if (nodes := self.nodes) is None:
             return
         for node, goes_down in nodes.outages.until(self.now_s):
@@ -186,8 +186,8 @@ class _Replay:
                 nodes.take_down(node)
             else:
                 nodes.bring_back(node)
-        if len(self.present) and nodes.failed - self.failed_before > MOST_FAILURES:
-            message = f"nodes failed {MOST_FAILURES} times while none of {len(self.present)} jobs ended"
+        if len(self.present) and nodes.failed - self.failed_before > MAX_FAILURES:
+            message = f"nodes failed {MAX_FAILURES} times while none of {len(self.present)} jobs ended"
             raise UserError(f"--faults: {message}", "raise mtbf_h, or lower checkpoint_every_s or --restart-cost")
 
     def _lose(self, jobs: Integers) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import UserError, nearest
-from orchestrator.simulate.text_files import text_of
+from orchestrator.simulate.text_files import read_text
 
 RATE = "_steps_per_s"
-MOST_BYTES = 256 << 20
-MOST_DIGITS = 15
+MAX_FILE_BYTES = 256 << 20
+MAX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Row:
     def integer(self, field: str, minimum: int) -> int:
         text = self.text(field)
         value = _float(text)
-        if value >= minimum and value.is_integer() and len(text) <= MOST_DIGITS:
+        if value >= minimum and value.is_integer() and len(text) <= MAX_DIGITS:
             return int(value)
-        nearest_valid = max(minimum, round(value)) if abs(value) < 10**MOST_DIGITS else minimum
+        nearest_valid = max(minimum, round(value)) if abs(value) < 10**MAX_DIGITS else minimum
         raise self.error(
             field, f"{text!r} is not a whole number of {minimum} or more", f"the nearest valid is {nearest_valid}"
         )
@@ -59,7 +59,7 @@ def rows(path: Path, columns: tuple[str, ...], kinds: tuple[str, ...] = ()) -> I
 
     Raises UserError if it has no row.
     """
-    reader = csv.reader(io.StringIO(text_of(path, "CSV", MOST_BYTES), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path, "CSV", MAX_FILE_BYTES), newline=""), strict=True)
     try:
         header = [cell.strip() for cell in next(reader, [])]
         _check_header(path, header, columns, kinds)

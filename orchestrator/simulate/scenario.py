@@ -16,12 +16,12 @@ from orchestrator.simulate.quiescence import run_until_quiet
 from orchestrator.simulate.users import Script, Users
 from orchestrator.simulate.world import Simulation
 
-LASTS_S = 100.0
+DURATION_S = 100.0
 ONE = Candidate(("cpu",))
 ORDINARY = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
 
 
-class Storyteller(Users):
+class ScenarioUsers(Users):
     """Users who do only what the scenario says."""
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class Scenario(Simulation):
         return [*cpus, SimulatedNode(self, "tpu-0", "tpu", "tpu:v5e", 1), *self.grown]
 
     def _begin(self) -> None:
-        self.users = Storyteller(self, 1.0)
+        self.users = ScenarioUsers(self, 1.0)
         super()._begin()
         for job in JOBS:
             self.after(job.at_s, self._submit, job)
@@ -79,7 +79,7 @@ class Scenario(Simulation):
 
     def tell(self) -> dict[str, str]:
         """Run the scenario and return the final state of every job. Raises Broken."""
-        self.clock.run(self.now_s + LASTS_S, 10**9)
+        self.clock.run(self.now_s + DURATION_S, 10**9)
         self.healed = True
         run_until_quiet(self)
         return {name: str(record.job.state) for name, record in self.store.records.items()}
@@ -96,14 +96,14 @@ class ScenarioJob:
     replicas: int = 0
 
 
-AGAIN = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)
+RETRIED = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)
 GANG = Candidate(("cpu",), nodes=2)
 JOBS = (
     ScenarioJob(3.0, "plain", Script(4.0)),
     ScenarioJob(3.2, "gang", Script(8.0), GANG),
     ScenarioJob(3.4, "long", Script(30.0), replicas=1),
     ScenarioJob(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
-    ScenarioJob(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
+    ScenarioJob(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=RETRIED),
     ScenarioJob(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
     ScenarioJob(14.0, "cancelled", Script(60.0)),
     ScenarioJob(15.0, "moved", Script(30.0)),
@@ -120,7 +120,7 @@ JOBS = (
 def migrate(world: Scenario) -> None:
     if "moved" in world.server.control.records:
         world.moved.add("moved")
-        world.server.receive(m.MigrateAsked("moved", ("tpu:v5e",)))
+        world.server.receive(m.MigrateRequested("moved", ("tpu:v5e",)))
 
 
 def agent_hangs(world: Scenario) -> None:
@@ -153,11 +153,11 @@ def ray_withholds(world: Scenario) -> None:
 ACTS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (
     (20.0, migrate),
     (21.0, lambda world: world.cancel("cancelled")),
-    (25.0, lambda world: world.server.receive(m.DrainAsked("cpu-0", "service", now=True))),
-    (30.0, lambda world: world.server.receive(m.ResumeAsked("cpu-0"))),
-    (31.0, lambda world: world.server.receive(m.ResumeAsked("cpu-9"))),
+    (25.0, lambda world: world.server.receive(m.DrainRequested("cpu-0", "service", now=True))),
+    (30.0, lambda world: world.server.receive(m.ResumeRequested("cpu-0"))),
+    (31.0, lambda world: world.server.receive(m.ResumeRequested("cpu-9"))),
     (33.0, raylet_again),
-    (35.0, lambda world: world.server.receive(m.Spoiled("plain", 9, 0, "it is of no attempt"))),
+    (35.0, lambda world: world.server.receive(m.PartUnreadable("plain", 9, 0, "it is of no attempt"))),
     (38.0, newer_elsewhere),
     (45.0, server_again),
     (55.0, cut),

@@ -15,8 +15,8 @@ from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Event, Job
-from orchestrator.simulate.agent_poller import AGAIN_S, AgentPolling
-from orchestrator.simulate.command_executor import CommandExecutor
+from orchestrator.simulate.agent_poller import RETRY_S, AgentPolling
+from orchestrator.simulate.command_executor import SimulatedExecutor
 from orchestrator.simulate.store import SimulatedStoreError
 
 if TYPE_CHECKING:
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 LIST_S = 1.0
 RESERVED_S = 30.0
-TURN_S = (0.002, 0.02, 0.02, 0.3)
+CYCLE_S = (0.002, 0.02, 0.02, 0.3)
 """Choices for the time within which messages share a cycle; the last is that of a busy server."""
-PARTED_S = 8.0
+DISCONNECT_S = 8.0
 """Seconds without Ray after which the server counts as disconnected from the cluster."""
 DOUBLED = (
     m.Heartbeat,
     m.Launched,
     m.LaunchFailed,
-    m.Stopped,
-    m.Fenced,
-    m.Released,
-    m.Reserved,
-    m.AgentMade,
+    m.StopAnswered,
+    m.FenceAnswered,
+    m.ReleaseAnswered,
+    m.ReservationsListed,
+    m.AgentStarted,
     m.AgentDied,
-    m.NodesAsked,
+    m.NodeRequestAnswered,
 )
 
 
-class Dead(Exception):
+class ProcessEnded(Exception):
     """The server's process ends at this point."""
 
 
-class Server:
+class SimulatedServer:
     """The server.
 
     `life`: number of its current process; actions that an earlier process had not sent are dropped.
@@ -62,10 +62,10 @@ class Server:
         self.inbox: list[tuple[m.Message, Callable[[], None] | None]] = []
         self.joined = False
         self._delayed: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._cycle_s = world.rng.choice(TURN_S)
+        self._cycle_s = world.rng.choice(CYCLE_S)
         self._ticks_each_turn = world.rng.random() < 0.25  # as an idle server does; a busy one has no time for it
         self._is_in_cycle = False
-        self._executor, self.polling = CommandExecutor(self), AgentPolling(self)
+        self._executor, self.polling = SimulatedExecutor(self), AgentPolling(self)
 
     def now(self) -> m.Now:
         return m.Now(self.world.now_s + self.clock_s, self.world.wall_s)
@@ -77,11 +77,11 @@ class Server:
         self.life += 1
         self.up, self.frozen, self.joined, self._is_in_cycle = True, False, False, False
         self.inbox, self._delayed = [], []
-        self._executor, self.polling = CommandExecutor(self), AgentPolling(self)
+        self._executor, self.polling = SimulatedExecutor(self), AgentPolling(self)
         self.clock_s = self.world.rng.uniform(0.0, 1e5)
         self.generation = self.store.next_generation(max(g.generation for g in self.world.machines))
         records = self.store.open()
-        self.control = core.resumed(records, self.store.drained(), self.store.told_at, self.now())
+        self.control = core.control_from_log(records, self.store.drained(), self.store.told_at, self.now())
         self.later(0.2, self._tick)
         self.later(0.3, self._list)
         self.later(5.0, self._reserved)
@@ -117,13 +117,13 @@ class Server:
             return
         try:
             action(*arguments)
-        except Dead:
+        except ProcessEnded:
             self.kill()
 
     def pass_crash_point(self, point: str) -> None:
         """Pass a crash point. Raises Dead if the world wants the process to end here."""
         if self.world.crashes_at(point):
-            raise Dead(point)
+            raise ProcessEnded(point)
 
     def answered(self, job: Job) -> bool:
         """Whether the key of this request has a stored response, which does not depend on the job's state."""
@@ -137,13 +137,13 @@ class Server:
             return True
         before = {job.id: self.store.records.get(job.id)}
         try:
-            self.pass_crash_point(crash_points.of_event("submitted", crash_points.BEFORE))
+            self.pass_crash_point(crash_points.event_point("submitted", crash_points.BEFORE))
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
             self.world.checks.check_transaction(stored, before)
-            self.pass_crash_point(crash_points.of_event("submitted", crash_points.AFTER))
+            self.pass_crash_point(crash_points.event_point("submitted", crash_points.AFTER))
         except SimulatedStoreError:
             return False
-        except Dead:
+        except ProcessEnded:
             self.kill()
             return False
         self.receive(m.Submitted((self.store.records[job.id],)))
@@ -171,7 +171,7 @@ class Server:
         control, now = self.control, self.now()
         events: list[Event] = []
         commands: list[Command] = []
-        for group in _together([message for message, _ in received]):
+        for group in _group([message for message, _ in received]):
             for message in group:
                 self.world.add_trace(message, now.s)
             was = control
@@ -184,16 +184,16 @@ class Server:
             if events:
                 records_before = {event.job: self.store.records.get(event.job) for event in events}
                 for event in events:
-                    self.pass_crash_point(crash_points.of_event(event.event, crash_points.BEFORE))
+                    self.pass_crash_point(crash_points.event_point(event.event, crash_points.BEFORE))
                 stored = self.store.append(events)
                 self.world.checks.check_transaction(stored, records_before)
                 for event in events:
                     self.world.add_trace(event, now.s)
                 for event in events:
-                    self.pass_crash_point(crash_points.of_event(event.event, crash_points.AFTER))
+                    self.pass_crash_point(crash_points.event_point(event.event, crash_points.AFTER))
         except SimulatedStoreError:
             self.inbox = [(x, on_done) for x, on_done in received if not isinstance(x, m.Tick)] + self.inbox
-            self.later(AGAIN_S, self._cycle)
+            self.later(RETRY_S, self._cycle)
             return
         self._is_in_cycle = False
         was, self.control = self.control, control
@@ -203,15 +203,15 @@ class Server:
                 on_done()
         for command in commands:
             self.world.add_trace(command, now.s)
-            self.pass_crash_point(crash_points.of_command(command, crash_points.BEFORE))
+            self.pass_crash_point(crash_points.command_point(command, crash_points.BEFORE))
             self._executor.execute(command)
-            self.pass_crash_point(crash_points.of_command(command, crash_points.AFTER))
+            self.pass_crash_point(crash_points.command_point(command, crash_points.AFTER))
 
     def _step(self, control: Control, group: Sequence[m.Message], now: m.Now) -> core.Step:
         try:
             if isinstance(group[0], m.Heartbeat):
                 beats = (self._with_stored_jobs(beat, control) for beat in group if isinstance(beat, m.Heartbeat))
-                return core.heard(control, beats, now)
+                return core.step_replies(control, beats, now)
             return core.step(control, group[0], now)
         except Exception as e:
             self.world.checks.failed(group[0], e)
@@ -238,29 +238,29 @@ class Server:
         self.later(LIST_S, self._list)
         ray = self.world.ray
         away_s = self.world.now_s - ray.away_s if ray.is_away else 0.0
-        if self.joined and (away_s > PARTED_S or ray.head != self._head):
+        if self.joined and (away_s > DISCONNECT_S or ray.head != self._head):
             self.joined = False
             is_over = ray.head != self._head
             self._executor.fences.abandon()
             if is_over:
                 self.polling.agents = {}
                 self._executor.agent_ids = {}
-            self.receive(m.Parted(is_over))
+            self.receive(m.ClusterParted(is_over))
         elif not self.joined and not ray.is_away:
             self.joined, self._head = True, ray.head
-            self.receive(m.Joined())
+            self.receive(m.ClusterJoined())
         if self.joined and not ray.is_away:
-            self.receive_external(m.NodesSeen(ray.nodes()))
+            self.receive_external(m.NodesListed(ray.nodes()))
 
     _head = 0
 
     def _reserved(self) -> None:
         self.later(RESERVED_S, self._reserved)
         if self.joined and not self.world.ray.is_away:
-            self.receive_external(m.Reserved(frozenset(self.world.ray.reserved)))
+            self.receive_external(m.ReservationsListed(frozenset(self.world.ray.reserved)))
 
 
-def _together(messages: list[m.Message]) -> Iterator[Sequence[m.Message]]:
+def _group(messages: list[m.Message]) -> Iterator[Sequence[m.Message]]:
     """Yield submissions as one message, then the others in order; consecutive agent replies are one group."""
     if new := tuple(
         record for submission in messages if isinstance(submission, m.Submitted) for record in submission.records

@@ -6,11 +6,11 @@ if TYPE_CHECKING:
     from orchestrator.simulate.machine import SimulatedNode
     from orchestrator.simulate.world import Simulation
 
-LOOK_S = 1.0
+INTERVAL_S = 1.0
 IDLE_S = 3.0
 
 
-class Autoscaler:
+class SimulatedAutoscaler:
     """Runs as many of the world's `grown` machines as are requested.
 
     A machine that is not requested is removed after a while without an agent: for Ray, an agent is work.
@@ -21,13 +21,13 @@ class Autoscaler:
         self._idle_s: dict[str, float] = {}
 
     def check(self) -> None:
-        self.world.after(LOOK_S, self.check)
+        self.world.after(INTERVAL_S, self.check)
         machines = self.world.grown
         running = [machine for machine in machines if machine.powered]
         if self.world.ray.is_away:
             return
         for machine in running:
-            self._idle_s[machine.label] = 0.0 if machine.agent_up else self._idle_s.get(machine.label, 0.0) + LOOK_S
+            self._idle_s[machine.label] = 0.0 if machine.agent_up else self._idle_s.get(machine.label, 0.0) + INTERVAL_S
         if len(running) < self.world.ray.requested_nodes:
             self._start(next(machine for machine in machines if not machine.powered))
         elif len(running) > self.world.ray.requested_nodes:

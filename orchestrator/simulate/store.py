@@ -52,7 +52,7 @@ class SimulatedStore:
         return [r for r in self.records.values() if r.job.state not in TERMINAL or r.live_attempt is not None]
 
     def drained(self) -> dict[str, str]:
-        return nodes.drained(event for event in self.log if event.event in nodes.EVENTS)
+        return nodes.drained_nodes(event for event in self.log if event.event in nodes.EVENTS)
 
     def next_generation(self, floor: int = 0) -> int:
         self.generation = max(self.generation, floor) + 1

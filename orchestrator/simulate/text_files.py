@@ -5,7 +5,7 @@ from pathlib import Path
 from cluster.errors import UserError
 
 
-def text_of(path: Path, form: str, max_bytes: int) -> str:
+def read_text(path: Path, form: str, max_bytes: int) -> str:
     """Read a file.
 
     `form`: its format for messages, e.g. "CSV". Raises UserError if it cannot be read, is larger than `max_bytes`, or

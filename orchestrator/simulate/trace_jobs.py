@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from cluster import catalogue
 from cluster.types import Device, NodeFacts
 from orchestrator.core.fold import Record, apply, submitted
-from orchestrator.core.model import Candidate, Declared, Job
+from orchestrator.core.model import Candidate, DeclaredWork, Job
 from orchestrator.core.throughput import Key, Measured, Throughput
 from orchestrator.simulate.fleets import HOUR_S, Fleet
 from orchestrator.simulate.traces import Trace
@@ -23,14 +23,14 @@ def node_names(fleet: Fleet) -> Iterator[tuple[str, str, int]]:
             yield f"{kind}-{index}", kind, size
 
 
-def spelled(kind: str) -> str:
+def with_backend(kind: str) -> str:
     """Add a backend to a kind of a trace, as the controller's kinds have one."""
     return kind if catalogue.is_backend(kind.partition(":")[0]) else f"nvidia:{kind}"
 
 
 def facts(node: str, kind: str, devices: int) -> NodeFacts:
     """Facts of a node as its agent reports them. All nodes share one storage."""
-    full_kind = spelled(kind)
+    full_kind = with_backend(kind)
     backend = full_kind.partition(":")[0]
     node_devices = tuple(Device(backend, full_kind, index, kind, total_memory_bytes=GIB) for index in range(devices))
     return NodeFacts(
@@ -55,7 +55,7 @@ def facts(node: str, kind: str, devices: int) -> NodeFacts:
     )
 
 
-class AsJobs:
+class TraceJobs:
     """The trace's jobs.
 
     `throughput` is per device, so that a gang has the trace's rate. Jobs with equal rates are one workload.
@@ -83,7 +83,7 @@ class AsJobs:
             for kind, rate in zip(self.fleet.kinds, rates.tolist(), strict=True):
                 if rate:
                     per_device = rate / gang
-                    self._rows[name, "train", spelled(kind), PRECISION] = Measured(
+                    self._rows[name, "train", with_backend(kind), PRECISION] = Measured(
                         per_device, per_device, per_device, "step", "trace", 0.0
                     )
         return self._names[key]
@@ -101,7 +101,7 @@ class AsJobs:
             workload=self._workload_of[job],
             submitted_s=float(self.trace.arrival_s[job]),
             priority=0 if self.trace.priority is None else int(self.trace.priority[job]),
-            work=Declared(hours=hours, on=spelled(self.fleet.kinds[best])),
+            work=DeclaredWork(hours=hours, on=with_backend(self.fleet.kinds[best])),
             number=job + 1,
         )
 
@@ -110,14 +110,14 @@ class AsJobs:
         kinds_by_division: dict[tuple[int, int], list[str]] = {}
         for number, kind in enumerate(self.fleet.kinds):
             if self.trace.rate[number, job]:
-                kinds_by_division.setdefault(_divided(int(self.trace.gang[job]), self._sizes[number]), []).append(
-                    spelled(kind)
+                kinds_by_division.setdefault(_divide(int(self.trace.gang[job]), self._sizes[number]), []).append(
+                    with_backend(kind)
                 )
         for (count, nodes), kinds in kinds_by_division.items():
             yield Candidate(tuple(kinds), count, count, nodes)
 
 
-def _divided(gang: int, sizes: list[int]) -> tuple[int, int]:
+def _divide(gang: int, sizes: list[int]) -> tuple[int, int]:
     """Return (devices on each node, nodes) with the fewest nodes that all have the same device count."""
     for count in range(min(gang, max(sizes)), 0, -1):
         if gang % count == 0 and sum(size >= count for size in sizes) >= gang // count:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from cluster.errors import UserError, nearest
 from orchestrator.simulate.fleets import Fleet
-from orchestrator.simulate.rows import MOST_DIGITS, RATE, Row, rows
+from orchestrator.simulate.rows import MAX_DIGITS, RATE, Row, rows
 
 TRACE_COLUMNS = ("job_id", "arrival_time_s", "job_type", "scale_factor", "total_steps")
 THROUGHPUT_COLUMNS = ("job_type", "scale_factor")
-MOST_S = 1e10
+MAX_TIME_S = 1e10
 """About 300 years: up to this, times are exact to the microsecond."""
 
 Rates = dict[tuple[str, int], list[float]]
@@ -26,7 +26,7 @@ class Trace:
     """Jobs in the order of submission. All fields are (jobs,), except `rate` (kinds, jobs).
 
     `rate`: steps per second of the full gang of `gang` devices, 0 where it cannot run. `arrival_s`: seconds since the
-    first submission. `priority`: strict tiers, higher ones first; None: all equal. `stays`: jobs without checkpoints,
+    first submission. `priority`: strict tiers, higher ones first; None: all equal. `unsaved`: jobs without checkpoints,
     which the planner never stops and which start again from the beginning if their node fails; None: there is none.
     """
 
@@ -72,10 +72,10 @@ def read_trace(path: Path, rates: Rates, fleet: Fleet) -> Trace:
             raise row.error("job_id", f"job {job} is in row {first_row[job]} already", "give each job a unique id")
         first_row[job] = row.number
         steps, rate_of_job = row.number_of("total_steps", above_zero=True), _rates_of(row, rates, fleet)
-        if steps > MOST_S * max(rate_of_job):
-            max_steps = MOST_S * max(rate_of_job)
+        if steps > MAX_TIME_S * max(rate_of_job):
+            max_steps = MAX_TIME_S * max(rate_of_job)
             raise row.error("total_steps", "the job would run for centuries", f"the maximum is {max_steps:g}")
-        arrival_s = row.number_of("arrival_time_s", most=MOST_S)
+        arrival_s = row.number_of("arrival_time_s", most=MAX_TIME_S)
         jobs.append((arrival_s, job, row.integer("scale_factor", 1), steps, rate_of_job))
     jobs.sort(key=lambda job: job[0])
     submitted_s, ids, gangs, steps_of, rate = map(np.array, zip(*jobs, strict=True))
@@ -86,7 +86,7 @@ def read_window(text: str, trace: Trace) -> NDArray[np.bool_]:
     """(jobs,) mask of jobs with an id from a to below b, for the text `a:b`. Raises UserError."""
     start, colon, stop = (part.strip() for part in text.partition(":"))
     first, end = int(trace.job_id.min()), int(trace.job_id.max()) + 1
-    if not (colon and all(word.isascii() and word.isdecimal() and len(word) <= MOST_DIGITS for word in (start, stop))):
+    if not (colon and all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in (start, stop))):
         raise UserError(f"--window: {text!r} is not a:b with two whole numbers", f"write it like {first}:{end}")
     a, b = int(start), int(stop)
     in_window = np.asarray((trace.job_id >= a) & (trace.job_id < b))

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from orchestrator.simulate.world import Simulation
 
 KINDS = ("cpu", "tpu:v5e", "nvidia:A100-80GB")
-MOST_OPEN = 12
+MAX_OPEN_JOBS = 12
 """Maximum number of open jobs: a longer queue shows nothing new, and is slow."""
-AGAIN_S = (1.0, 15.0, 90.0)
+REPEAT_S = (1.0, 15.0, 90.0)
 """Seconds until a request is repeated: its job then waits, runs, or has ended."""
 FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
 
@@ -98,7 +98,7 @@ class Users:
             return
         world, rng = self.world, self.world.rng
         world.after(rng.expovariate(1.0 / self.mean_s), self._submit)
-        if len(world.server.control.records) >= MOST_OPEN:
+        if len(world.server.control.records) >= MAX_OPEN_JOBS:
             return
         self.number += 1
         job, script = make(rng, self.number)
@@ -123,7 +123,7 @@ class Users:
         else:
             self.world.after(2.0, self.send, job)
         if twice:
-            self.world.after(self.world.rng.choice(AGAIN_S), self._send_again, job)
+            self.world.after(self.world.rng.choice(REPEAT_S), self._send_again, job)
 
     def _send_again(self, job: Job) -> None:
         """Repeat a request, unless the store was restored to before it: it would then be a new job."""
@@ -143,16 +143,16 @@ class Users:
             self.cancel(job)
         elif draw < 0.6 and job:
             world.moved.add(job)
-            world.server.receive(m.MigrateAsked(job, (rng.choice(KINDS),)))
+            world.server.receive(m.MigrateRequested(job, (rng.choice(KINDS),)))
         elif draw < 0.8 and node:
-            world.server.receive(m.DrainAsked(node, rng.choice(("", "service")), now=rng.random() < 0.5))
+            world.server.receive(m.DrainRequested(node, rng.choice(("", "service")), now=rng.random() < 0.5))
         elif node:
-            world.server.receive(m.ResumeAsked(node))
+            world.server.receive(m.ResumeRequested(node))
 
     def cancel(self, job: str) -> None:
         """Cancel a job; it is acknowledged once its cycle is stored."""
         world = self.world
         acknowledge = lambda: world.checks.check_acknowledged(job, True)  # noqa: E731
-        world.server.receive(m.CancelAsked(job), acknowledge)
+        world.server.receive(m.CancelRequested(job), acknowledge)
         if world.rng.random() < 0.2:
-            world.server.receive(m.CancelAsked(job), acknowledge)
+            world.server.receive(m.CancelRequested(job), acknowledge)

@@ -8,21 +8,21 @@ from typing import Any
 from orchestrator.core.demand import NodeGroup
 from orchestrator.simulate.attempt import SimulatedAttempt
 from orchestrator.simulate.clock import VirtualClock
-from orchestrator.simulate.event_text import brief
+from orchestrator.simulate.event_text import describe
 from orchestrator.simulate.fault_injector import Injector
 from orchestrator.simulate.faults import Faults, swarm
 from orchestrator.simulate.invariants import Broken, Checks, Violation
 from orchestrator.simulate.machine import SimulatedNode
-from orchestrator.simulate.ray import Ray
-from orchestrator.simulate.server import Server
-from orchestrator.simulate.simulated_autoscaler import Autoscaler
+from orchestrator.simulate.ray import SimulatedRay
+from orchestrator.simulate.server import SimulatedServer
+from orchestrator.simulate.simulated_autoscaler import SimulatedAutoscaler
 from orchestrator.simulate.store import SimulatedStore
 from orchestrator.simulate.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
-CHECKED_S = 4.0
-TRACED = 100_000
-FAULTY = ("fault", "server")
+CHECK_EVERY_S = 4.0
+MAX_TRACE = 100_000
+FAULT_ITEMS = ("fault", "server")
 
 
 class Simulation:
@@ -42,14 +42,14 @@ class Simulation:
         self.unreadable: set[str] = set()
         self.armed: tuple[str, int] | None = None
         self.healed = self.was_restored = False
-        self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=TRACED)
+        self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=MAX_TRACE)
         self._launches = 0
-        self.store, self.ray = SimulatedStore(), Ray(self)
+        self.store, self.ray = SimulatedStore(), SimulatedRay(self)
         self.groups: tuple[NodeGroup, ...] = ()
         self.grown: list[SimulatedNode] = []
         self.machines = list(self._machines())
         self.checks = Checks(self)
-        self.server = Server(self)
+        self.server = SimulatedServer(self)
         self.users = Users(self, jobs_per_s or self.rng.choice((0.1, 0.3, 1.0)))
         self.injector = Injector(self)
         self._begin()
@@ -66,7 +66,7 @@ class Simulation:
 
     def _begin(self) -> None:
         if self.grown:
-            Autoscaler(self).check()
+            SimulatedAutoscaler(self).check()
         for machine in self.machines:
             if machine.powered:
                 self.ray.join(machine)
@@ -78,7 +78,7 @@ class Simulation:
 
     def _check(self) -> None:
         self.checks.check_silence()
-        self.after(CHECKED_S, self._check)
+        self.after(CHECK_EVERY_S, self._check)
 
     @property
     def now_s(self) -> float:
@@ -211,7 +211,7 @@ class Simulation:
         """The last lines of the trace that name `job`, together with the faults."""
         lines = []
         for at_s, item, context in self.trace:
-            text = f"{at_s:10.3f} {brief(item)} {context if isinstance(context, str) else ''}"
-            if (not job or f"{job}." in text + "." or f"{job} " in text or f"'{job}'" in text) or item in FAULTY:
+            text = f"{at_s:10.3f} {describe(item)} {context if isinstance(context, str) else ''}"
+            if (not job or f"{job}." in text + "." or f"{job} " in text or f"'{job}'" in text) or item in FAULT_ITEMS:
                 lines.append(text)
         return lines[-maximum:]

@@ -11,10 +11,10 @@ from sqlalchemy.pool import NullPool
 
 from cluster.errors import UserError
 from orchestrator.store import database_file_copy, migrations, postgresql, schema, sqlite
-from orchestrator.store.database import is_sqlite, name_of, parsed, translate_error
+from orchestrator.store.database import is_sqlite, name_of, parse_url, translate_error
 
 ROWS_AT_ONCE = 2000
-MADE_BY = "start a server with `polyfleet server start`: it creates the job store"
+START_REMEDY = "start a server with `polyfleet server start`: it creates the job store"
 NOT_COPIED = {schema.alembic_version.name, schema.schema_version.name, schema.writer.name}
 
 
@@ -23,11 +23,11 @@ def backup(url: str, target: Path) -> int:
 
     Raises UserError if `target` exists or there is no store, FleetError if the store is damaged or the disk is full.
     """
-    database_url = parsed(url)
+    database_url = parse_url(url)
     if is_sqlite(database_url):
-        database_file_copy.copy(sqlite.path_of(database_url), target)
+        database_file_copy.copy(sqlite.file_of(database_url), target)
     else:
-        with database_file_copy.published(target) as part, snapshot(url) as source:
+        with database_file_copy.new_file(target) as part, snapshot(url) as source:
             try:
                 _export(source, part, version_in(source, name_of(database_url)))
             except (DBAPIError, sqlite3.Error) as e:
@@ -44,16 +44,16 @@ def _export(source: Connection, part: Path, version: int) -> None:
         migrations.upgrade(target, f"{version:04d}")
         target.execute(schema.schema_version.insert().values(version=version))
         copy_rows(source, target)
-    database_file_copy.finish(part)
+    database_file_copy.make_single_file(part)
 
 
 @contextmanager
 def snapshot(url: str) -> Iterator[Connection]:
     """Yield a read-only connection that sees a snapshot of the store, regardless of later writes."""
-    database_url = parsed(url)
+    database_url = parse_url(url)
     if is_sqlite(database_url):
-        if not (path := sqlite.path_of(database_url)).is_file():
-            raise UserError(f"there is no job store in {path}", MADE_BY)
+        if not (path := sqlite.file_of(database_url)).is_file():
+            raise UserError(f"there is no job store in {path}", START_REMEDY)
         engine = create_engine("sqlite://", creator=lambda: sqlite.reader(path), poolclass=NullPool)
     else:
         _, readers = postgresql.engines(database_url)
@@ -72,7 +72,7 @@ def snapshot(url: str) -> Iterator[Connection]:
 def version_in(connection: Connection, where: str) -> int:
     """Version of the store's tables. Raises UserError if there is no job store, FleetError for a newer version."""
     if not inspect(connection).has_table(schema.schema_version.name):
-        raise UserError(f"there is no job store in {where}", MADE_BY)
+        raise UserError(f"there is no job store in {where}", START_REMEDY)
     return schema.version_of(connection, where)
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Row, func, select
 
 from orchestrator.benchmark_format import OLD_LINES, in_current_format
 from orchestrator.store.codec import encode
-from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, readable
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, text_or_unknown
 from orchestrator.store.schema import benchmark_lines as table
 from orchestrator.store.unit_of_work import UnitOfWork
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.store.writer import StoreWriter
 
 Data = dict[str, Any]
-WORDS = ("started", "targets", "ended", "baseline")
+RUN_LINES = ("started", "targets", "ended", "baseline")
 
 
 class BenchmarkLines:
@@ -48,7 +48,9 @@ class BenchmarkLines:
         try:
             return in_current_format(data_of(row.data))
         except DamagedDataError as e:
-            self._damage.add(DamagedRow("benchmark_lines", row.seq, readable(row.run), readable(row.line), str(e)))
+            self._damage.add(
+                DamagedRow("benchmark_lines", row.seq, text_or_unknown(row.run), text_or_unknown(row.line), str(e))
+            )
             return None
 
     def result_counts(self) -> dict[str, int]:
@@ -69,14 +71,14 @@ class BenchmarkLines:
         "results": number of results}."""
         ends = (
             select(table)
-            .where(table.c.line.in_((*WORDS, *(OLD_LINES[word] for word in WORDS if word in OLD_LINES))))
+            .where(table.c.line.in_((*RUN_LINES, *(OLD_LINES[word] for word in RUN_LINES if word in OLD_LINES))))
             .order_by(table.c.seq)
         )
         cells = self.result_counts()
         by_run: dict[str, Data] = {}
         with self._database.reading() as connection:
             for row in connection.execute(ends):
-                run_lines = by_run.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
+                run_lines = by_run.setdefault(row.run, {"run": row.run, **dict.fromkeys(RUN_LINES)})
                 if line := self._line(row):
                     run_lines[line["line"]] = line | {"time": row.time}
         return [run_lines | {"results": cells.get(run, 0)} for run, run_lines in by_run.items() if run_lines["started"]]

@@ -13,7 +13,7 @@ from orchestrator.store.codec import decode
 
 log = logging.getLogger(__name__)
 
-MOST = 1000
+MAX_ROWS = 1000
 """Rows that are kept in detail; further ones are only counted."""
 
 
@@ -53,7 +53,7 @@ class DamageList:
             if (row.table, row.seq) in self._rows:
                 return
             self.count += 1
-            if self.count > MOST:
+            if self.count > MAX_ROWS:
                 return
             self._rows[row.table, row.seq] = row
         log.error("the job store is damaged: %s", row)
@@ -65,7 +65,14 @@ def event_of(row: Row[Any]) -> Event:
         raise DamagedDataError("has an epoch that is not a number")
     if not isinstance(row.time, int | float) or not math.isfinite(row.time):
         raise DamagedDataError("has a time that is not a number")
-    return Event(_word(row.job, "job"), _word(row.event, "event"), row.epoch, row.time, data_of(row.data), row.seq)
+    return Event(
+        _readable_text(row.job, "job"),
+        _readable_text(row.event, "event"),
+        row.epoch,
+        row.time,
+        data_of(row.data),
+        row.seq,
+    )
 
 
 def data_of(text: Any) -> dict[str, Any]:
@@ -81,11 +88,11 @@ def data_of(text: Any) -> dict[str, Any]:
     return data
 
 
-def readable(text: Any) -> str:
+def text_or_unknown(text: Any) -> str:
     return text if isinstance(text, str) else "?"
 
 
-def _word(text: Any, column: str) -> str:
+def _readable_text(text: Any, column: str) -> str:
     if not isinstance(text, str) or not text:
         raise DamagedDataError(f"has no readable {column}")
     return text

@@ -35,18 +35,18 @@ class Database:
 
     def __init__(self, url: str):
         """Raises UserError for an unsupported URL, FleetError for a database that is damaged, in use or newer."""
-        self._url = parsed(url)
+        self._url = parse_url(url)
         self._is_sqlite = is_sqlite(self._url)
         self.name = name_of(self._url)
-        self._lock: postgresql.Lock | None = None
+        self._lock: postgresql.AdvisoryLock | None = None
         with ExitStack() as opened, self.translated_errors():
             if self._is_sqlite:
-                opened.enter_context(sqlite.lock(sqlite.path_of(self._url)))
+                opened.enter_context(sqlite.lock(sqlite.file_of(self._url)))
             else:
-                self._lock = opened.enter_context(postgresql.locked(self._url))
+                self._lock = opened.enter_context(postgresql.advisory_lock(self._url))
             self._writer, self._readers = self._engines()
-            self._path = sqlite.path_of(self._url) if self._is_sqlite else None
-            self._file = sqlite.file_at(self._path) if self._path else None
+            self._path = sqlite.file_of(self._url) if self._is_sqlite else None
+            self._file = sqlite.file_identity(self._path) if self._path else None
             self._is_replaced = self._is_closed = False
             with self._writer.begin() as connection:
                 self._check(connection)
@@ -68,9 +68,9 @@ class Database:
         SQLite would keep writing to the deleted file, and acknowledged data would be lost.
         """
         if self._path:
-            self._is_replaced = self._is_replaced or sqlite.file_at(self._path) != self._file
+            self._is_replaced = self._is_replaced or sqlite.file_identity(self._path) != self._file
             if self._is_replaced:
-                raise sqlite.replaced(self._path)
+                raise sqlite.replaced_error(self._path)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -165,10 +165,10 @@ class Database:
     def _copy(self, version: int) -> None:
         """Copy a SQLite file before its tables are upgraded. PostgreSQL rolls back an upgrade that fails."""
         if self._is_sqlite:
-            database_file_copy.before_upgrade(sqlite.path_of(self._url), version)
+            database_file_copy.copy_before_upgrade(sqlite.file_of(self._url), version)
 
 
-def parsed(url: str) -> URL:
+def parse_url(url: str) -> URL:
     """Parse a database URL. Raises UserError for an unsupported one."""
     try:
         database_url = make_url(url)
@@ -186,14 +186,14 @@ def is_sqlite(url: URL) -> bool:
 
 
 def name_of(url: URL) -> str:
-    return str(sqlite.path_of(url)) if is_sqlite(url) else postgresql.name_of(url)
+    return str(sqlite.file_of(url)) if is_sqlite(url) else postgresql.name_of(url)
 
 
 def translate_error(error: DBAPIError, url: URL) -> FleetError:
     """Translate the error of a failed statement to a message for users."""
     if is_sqlite(url) and error.orig is not None:
-        return sqlite.translate_error(error.orig, sqlite.path_of(url))
-    kind = ConnectionLost if postgresql.lost(error) else FleetError
+        return sqlite.translate_error(error.orig, sqlite.file_of(url))
+    kind = ConnectionLost if postgresql.is_connection_lost(error) else FleetError
     return kind(*postgresql.translate_error(error, postgresql.name_of(url)))
 
 

@@ -14,21 +14,21 @@ from orchestrator.store import sqlite
 
 log = logging.getLogger(__name__)
 
-AUTOMATIC_KEPT = 2
+MAX_UPGRADE_COPIES = 2
 
 
 def stamp() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
 
 
-def before_upgrade(path: Path, version: int) -> Path:
+def copy_before_upgrade(path: Path, version: int) -> Path:
     """Copy the database to its folder before an upgrade; keep the newest two such copies."""
     target = path.with_name(f"{path.stem}-version-{version}-{stamp()}.db")
     for unfinished in path.parent.glob(f".{path.stem}-version-*.part"):
         unfinished.unlink(missing_ok=True)
     copy(path, target)
     log.info("upgrading the tables of %s; a copy of the database before the upgrade is %s", path, target)
-    for old in sqlite.automatic_backup_path(path)[AUTOMATIC_KEPT:]:
+    for old in sqlite.upgrade_copies(path)[MAX_UPGRADE_COPIES:]:
         old.unlink(missing_ok=True)
     return target
 
@@ -40,14 +40,14 @@ def copy(path: Path, target: Path) -> None:
             f"there is no database {path}", "start a server with `polyfleet server start`: it creates the database"
         )
     try:
-        with published(target) as part, closing(sqlite.reader(path)) as source:
+        with new_file(target) as part, closing(sqlite.reader(path)) as source:
             source.execute("VACUUM INTO ?", [str(part)]).close()
-            finish(part)
+            make_single_file(part)
     except sqlite3.Error as e:
         raise sqlite.translate_copy_error(e, path, target) from e
 
 
-def finish(part: Path) -> None:
+def make_single_file(part: Path) -> None:
     """Make the copy a single file without a write-ahead log and without the token of the server that writes."""
     with closing(sqlite3.connect(part, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE").close()
@@ -56,7 +56,7 @@ def finish(part: Path) -> None:
 
 
 @contextmanager
-def published(target: Path) -> Iterator[Path]:
+def new_file(target: Path) -> Iterator[Path]:
     """Yield an empty file to write; afterwards it becomes `target`, once it is on disk.
 
     Raises UserError if `target` already exists, FleetError if it cannot be written.

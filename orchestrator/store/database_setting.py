@@ -21,16 +21,16 @@ SQLITE = "polyfleet.db"
 
 def database_url(home: Path) -> str:
     """URL of the home's database. Raises UserError if other users can read its file, which may contain a password."""
-    return os.environ.get(VARIABLE, "").strip() or _written(home) or default_url(home)
+    return os.environ.get(VARIABLE, "").strip() or _read_file(home) or default_url(home)
 
 
 def default_url(home: Path) -> str:
     return f"sqlite:///{home / SQLITE}"
 
 
-def written_url(home: Path) -> str:
+def recorded_url(home: Path) -> str:
     """URL in a home's files, without the environment variable, which applies only to this process's home."""
-    return _written(home) or default_url(home)
+    return _read_file(home) or default_url(home)
 
 
 def name_of_database(home: Path) -> str:
@@ -38,33 +38,33 @@ def name_of_database(home: Path) -> str:
     url = database_url(home)
     if url == default_url(home):
         return str(home / SQLITE)
-    from orchestrator.store.database import name_of, parsed
+    from orchestrator.store.database import name_of, parse_url
 
-    return name_of(parsed(url))
+    return name_of(parse_url(url))
 
 
 def open_store(home: Path) -> "EventStore":
     """Open the home's store. A database other than the default is recorded in the home, without its password: a server
     that is started later without the variable then asks for the password, instead of opening an empty database.
     """
-    from orchestrator.store.database import name_of, parsed
+    from orchestrator.store.database import name_of, parse_url
     from orchestrator.store.event_store import EventStore
     from orchestrator.store.postgresql import without_password
 
     url = database_url(home)
     store = EventStore(url)
-    recorded = written_url(home)
-    if name_of(parsed(recorded)) != name_of(parsed(url)):
-        write_private(home / FILE, without_password(parsed(url)).render_as_string() + "\n")
+    recorded = recorded_url(home)
+    if name_of(parse_url(recorded)) != name_of(parse_url(url)):
+        write_private(home / FILE, without_password(parse_url(url)).render_as_string() + "\n")
     return store
 
 
 def strip_password(url: str) -> str:
     """Return `url`. Raises UserError if it has a password: every user of the machine can read a command line."""
-    from orchestrator.store.database import parsed
+    from orchestrator.store.database import parse_url
     from orchestrator.store.postgresql import without_password
 
-    database_url = parsed(url)
+    database_url = parse_url(url)
     if without_password(database_url) != database_url:
         raise UserError(
             "a password on the command line can be read by every user of this machine",
@@ -73,7 +73,7 @@ def strip_password(url: str) -> str:
     return url
 
 
-def _written(home: Path) -> str:
+def _read_file(home: Path) -> str:
     """Content of the home's file, "" if there is none."""
     path = home / FILE
     try:

@@ -16,14 +16,14 @@ from orchestrator.core.model import Event
 from orchestrator.store import job_rows
 from orchestrator.store.benchmark_lines import BenchmarkLines
 from orchestrator.store.codec import encode
-from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, event_of, readable
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, event_of, text_or_unknown
 from orchestrator.store.database import Database
 from orchestrator.store.idempotency import IdempotentRequest, IdempotentRequests, StoredResponse
 from orchestrator.store.job_cache import JobCache
-from orchestrator.store.job_table import AT_ONCE, METRICS, JobTable
+from orchestrator.store.job_table import IDS_PER_QUERY, METRICS, JobTable
 from orchestrator.store.retention import Retention
-from orchestrator.store.schema import LAST, counters, events, jobs, reports
-from orchestrator.store.unit_of_work import LARGEST, LONGEST_JOB, Stored, UnitOfWork, make_unit, storable
+from orchestrator.store.schema import LAST_CHARACTER, counters, events, jobs, reports
+from orchestrator.store.unit_of_work import MAX_EPOCH, MAX_JOB_ID_LENGTH, Stored, UnitOfWork, check_storable, make_unit
 from orchestrator.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,10 @@ class EventStore:
         numbers: list[int] = self._writer.submit(make_unit(new, strict)) if new else []
         return numbers
 
-    def idempotent(self, key: str, digest: str, make: Callable[[], StoredResponse], stored: Stored = lambda _: None) -> Data:
-        """Process one request like `once_each`; raises its error."""
+    def idempotent(
+        self, key: str, digest: str, make: Callable[[], StoredResponse], stored: Stored = lambda _: None
+    ) -> Data:
+        """Process one request like `idempotent_each`; raises its error."""
         (result,) = self.idempotent_each([IdempotentRequest(key, digest, make)], stored)
         if isinstance(result, Exception):
             raise result
@@ -175,7 +177,7 @@ class EventStore:
 
     def events_below(self, prefix: str) -> list[Event]:
         """Events of all owners whose name has that prefix, oldest first. Reads a range of the index, not all events."""
-        below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST))
+        below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST_CHARACTER))
         return self._events(select(events).where(events.c.seq.in_(below)), None)
 
     def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
@@ -185,8 +187,8 @@ class EventStore:
         `at` is the offset in the attempt's events file after it. A step or time that a database cannot store is stored
         as 0, because metrics come from users' code.
         """
-        row = {"job": storable("job id", job, LONGEST_JOB), "epoch": epoch, "data": encode(data)}
-        has_step = isinstance(step, int) and abs(step) < LARGEST
+        row = {"job": check_storable("job id", job, MAX_JOB_ID_LENGTH), "epoch": epoch, "data": encode(data)}
+        has_step = isinstance(step, int) and abs(step) < MAX_EPOCH
         has_time = isinstance(time_s, int | float) and math.isfinite(time_s)
         self._writer.submit_report(
             row | {"step": step if has_step else 0, "time": time_s if has_time else 0.0, "at": at}
@@ -210,7 +212,7 @@ class EventStore:
             if record and record.checkpoint:
                 checkpoint = connection.scalar(checkpoint_data.order_by(events.c.seq.desc()).limit(1))
         report_offset = newest.at if newest is not None and newest.epoch == epoch else 0
-        return max(int(report_offset), _at(checkpoint))
+        return max(int(report_offset), _checkpoint_offset(checkpoint))
 
     def next_generation(self, floor: int = 0) -> int:
         """A durable number above `floor` and above all earlier ones. The increase is random, so that two copies of one
@@ -218,7 +220,7 @@ class EventStore:
         """
         step = 1 + secrets.randbelow(GENERATION_STEP)
         generation: int = self._writer.submit(
-            UnitOfWork(action=partial(_next, name="generation", floor=floor, step=step))
+            UnitOfWork(action=partial(_increase_counter, name="generation", floor=floor, step=step))
         )
         return generation
 
@@ -244,8 +246,8 @@ class EventStore:
     def last_reports(self, ids: Sequence[str]) -> dict[str, Data]:
         """Like `last_report`, for many jobs. Jobs without reports, or with an unreadable one, are left out."""
         by_job: dict[str, Data] = {}
-        for start in range(0, len(ids), AT_ONCE):
-            query = select(jobs.c.id, METRICS).where(jobs.c.id.in_(ids[start : start + AT_ONCE]))
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            query = select(jobs.c.id, METRICS).where(jobs.c.id.in_(ids[start : start + IDS_PER_QUERY]))
             with self._database.reading() as connection:
                 rows = connection.execute(query).all()
             for row in rows:
@@ -268,14 +270,14 @@ class EventStore:
         try:
             return event_of(row)
         except DamagedDataError as e:
-            self.damage.add(DamagedRow("events", row.seq, readable(row.job), readable(row.event), str(e)))
+            self.damage.add(DamagedRow("events", row.seq, text_or_unknown(row.job), text_or_unknown(row.event), str(e)))
             return None
 
     def _metrics(self, row: Row[Any]) -> Data | None:
         try:
             return data_of(row.data)
         except DamagedDataError as e:
-            self.damage.add(DamagedRow("reports", row.seq, readable(row.job), "report", str(e)))
+            self.damage.add(DamagedRow("reports", row.seq, text_or_unknown(row.job), "report", str(e)))
             return None
 
     def _report(self, row: Row[Any]) -> Data | None:
@@ -285,7 +287,7 @@ class EventStore:
         return {**metrics, "seq": row.seq, "attempt": row.epoch, "step": row.step, "time": row.time}
 
 
-def _at(checkpoint: str | None) -> int:
+def _checkpoint_offset(checkpoint: str | None) -> int:
     """Offset in a checkpoint event's data; 0 if unreadable, which reading the job's history reports."""
     try:
         at = data_of(checkpoint).get("at", 0) if checkpoint is not None else 0
@@ -294,7 +296,7 @@ def _at(checkpoint: str | None) -> int:
     return at if isinstance(at, int) else 0
 
 
-def _next(connection: Connection, name: str, floor: int, step: int) -> int:
+def _increase_counter(connection: Connection, name: str, floor: int, step: int) -> int:
     """The next value of a counter: `step` above the last one, and above `floor`."""
     mine = counters.c.name == name
     value = connection.scalar(select(counters.c.value).where(mine))

@@ -16,20 +16,20 @@ from orchestrator.core.model import Event
 from orchestrator.store.codec import decode, encode
 from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of
 from orchestrator.store.database import Database
-from orchestrator.store.job_cache import EventIgnored
+from orchestrator.store.job_cache import InvalidEvent
 from orchestrator.store.schema import requests
-from orchestrator.store.unit_of_work import CommitPending, Stored, UnitOfWork, make_unit, storable
+from orchestrator.store.unit_of_work import CommitPending, Stored, UnitOfWork, check_storable, make_unit
 from orchestrator.store.writer import StoreWriter
 
-LONGEST_KEY = 255
-LIMIT_S = 20.0
+MAX_KEY_LENGTH = 255
+MAX_WAIT_S = 20.0
 """Maximum seconds that a request waits for the store; clients wait for 60 s."""
-DRAWS = 5
+MAX_DRAWS = 5
 """Maximum attempts to generate new ids."""
 
 Data = dict[str, Any]
-Told = Data | Exception
-KNOWN = select(requests).where(requests.c.key.in_(bindparam("keys", expanding=True)))
+Outcome = Data | Exception
+KEYS_QUERY = select(requests).where(requests.c.key.in_(bindparam("keys", expanding=True)))
 """Built once, because building it takes longer than running it."""
 
 
@@ -55,7 +55,8 @@ class IdempotentRequest:
 
 class IdempotentRequests:
     """Processes idempotent requests. Thread-safe: a request whose key is in use waits for the first one, at most
-    LIMIT_S, then gets CommitPending. Keys of requests that got CommitPending stay in use until their outcome is known.
+    MAX_WAIT_S, then gets CommitPending. Keys of requests that got CommitPending stay in use until their outcome is
+    known.
     """
 
     def __init__(self, database: Database, writer: StoreWriter, damage: DamageList):
@@ -63,32 +64,34 @@ class IdempotentRequests:
         self._changed = threading.Condition()
         self._in_use: set[str] = set()
 
-    def process(self, batch: Sequence[IdempotentRequest], stored: Stored) -> list[Told]:
+    def process(self, batch: Sequence[IdempotentRequest], stored: Stored) -> list[Outcome]:
         """Return the response or the error of each request, in order."""
-        results: dict[int, Told] = {}
+        results: dict[int, Outcome] = {}
         while remaining := [n for n in range(len(batch)) if n not in results]:
             # Of requests with the same key only the first is in this round; the others follow in later rounds.
             first = {batch[n].key or n: n for n in reversed(remaining)}
             results |= self._process({n: batch[n] for n in sorted(first.values())}, stored)
         return [results[n] for n in range(len(batch))]
 
-    def _process(self, batch: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Told]:
+    def _process(self, batch: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Outcome]:
         """Process requests with different keys, by index."""
-        results: dict[int, Told] = {n: error for n, one in batch.items() if (error := _wrong(one.key))}
+        results: dict[int, Outcome] = {n: error for n, one in batch.items() if (error := _key_error(one.key))}
         keys = {one.key: n for n, one in batch.items() if one.key and n not in results}
         with self._reserve_keys(keys) as late:
-            results |= {keys[row.key]: self._stored_outcome(batch[keys[row.key]], row) for row in self._stored_rows(keys)}
+            results |= {
+                keys[row.key]: self._stored_outcome(batch[keys[row.key]], row) for row in self._stored_rows(keys)
+            }
             return results | self._process_new({n: one for n, one in batch.items() if n not in results}, stored, late)
 
     @contextmanager
     def _reserve_keys(self, keys: Collection[str]) -> Iterator[set[str]]:
         """Reserve all keys at once, so that no thread waits for keys while it holds others. Raises FleetError after
-        LIMIT_S. Keys that are added to the yielded set stay in use afterwards (see `_keep`).
+        MAX_WAIT_S. Keys that are added to the yielded set stay in use afterwards (see `_keep_reserved`).
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), LIMIT_S):
+            if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), MAX_WAIT_S):
                 raise CommitPending(
-                    f"a request with the same key has waited for the job store for {LIMIT_S:.0f} s",
+                    f"a request with the same key has waited for the job store for {MAX_WAIT_S:.0f} s",
                     "retry with the same key: the request then counts once",
                 )
             self._in_use.update(keys)
@@ -110,9 +113,9 @@ class IdempotentRequests:
 
     def _stored_rows(self, keys: Collection[str]) -> Sequence[Row[Any]]:
         certain = [key for key in keys if key not in self._writer.doubtful]
-        return self._database.rows(KNOWN, keys=certain) if certain else []
+        return self._database.rows(KEYS_QUERY, keys=certain) if certain else []
 
-    def _stored_outcome(self, request: IdempotentRequest, row: Row[Any]) -> Told:
+    def _stored_outcome(self, request: IdempotentRequest, row: Row[Any]) -> Outcome:
         if row.digest != request.digest:
             return Conflict(f"the idempotency key {request.key[:40]!r} was used with another request", "use a new key")
         try:
@@ -124,29 +127,29 @@ class IdempotentRequests:
                 "find its job with `polyfleet jobs`, and restore the database from a backup",
             )
 
-    def _process_new(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
+    def _process_new(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Outcome]:
         """Make and store responses; make one again if an id was in use."""
-        results: dict[int, Told] = {}
-        for tries_left in reversed(range(DRAWS)):
+        results: dict[int, Outcome] = {}
+        for tries_left in reversed(range(MAX_DRAWS)):
             waiting = {n: one for n, one in batch.items() if n not in results}
             if not waiting:
                 break
             outcomes = self._try_new(waiting, stored, late)
-            results |= {n: one for n, one in outcomes.items() if not (tries_left and isinstance(one, EventIgnored))}
+            results |= {n: one for n, one in outcomes.items() if not (tries_left and isinstance(one, InvalidEvent))}
         return results
 
-    def _try_new(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
-        results: dict[int, Told] = {}
+    def _try_new(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Outcome]:
+        results: dict[int, Outcome] = {}
         units: dict[int, UnitOfWork] = {}
         for n, one in batch.items():
             try:
-                results[n], unit = _kept(one, one.make(), stored)
+                results[n], unit = _make_unit(one, one.make(), stored)
             except Exception as e:
                 results[n] = e
                 continue
             if unit.events or unit.request:
                 units[n] = unit
-        for n, result in zip(units, self._writer.submit_all(list(units.values()), LIMIT_S), strict=True):
+        for n, result in zip(units, self._writer.submit_all(list(units.values()), MAX_WAIT_S), strict=True):
             if isinstance(result, Exception):
                 results[n] = result
             if isinstance(result, CommitPending) and batch[n].key:
@@ -154,7 +157,7 @@ class IdempotentRequests:
         return results
 
 
-def _kept(request: IdempotentRequest, response: StoredResponse, stored: Stored) -> tuple[Data, UnitOfWork]:
+def _make_unit(request: IdempotentRequest, response: StoredResponse, stored: Stored) -> tuple[Data, UnitOfWork]:
     """(response body, the same now and when the request is repeated; unit of work to store)"""
     body, unit = encode(response.body), make_unit(response.events, strict=True)
     unit.stored = stored if response.events else None
@@ -164,10 +167,10 @@ def _kept(request: IdempotentRequest, response: StoredResponse, stored: Stored) 
     return decode(body), unit
 
 
-def _wrong(key: str) -> UserError | None:
+def _key_error(key: str) -> UserError | None:
     """Error if the key cannot be stored, else None."""
     try:
-        storable("idempotency key", key, LONGEST_KEY)
+        check_storable("idempotency key", key, MAX_KEY_LENGTH)
     except UserError as e:
         return e
     return None

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.errors import PolyfleetError
-from orchestrator.core.fold import Record, apply, ignored
+from orchestrator.core.fold import Record, apply, ignored_reason
 from orchestrator.core.model import Event
 from orchestrator.core.states import TERMINAL
 
-NODE = "node/"
+NODE_PREFIX = "node/"
 """Prefix of `job` in an event about a node."""
 
-ENDED_KEPT = 2000
+MAX_ENDED = 2000
 
 Data = dict[str, Any]
 
 
-class EventIgnored(PolyfleetError):
+class InvalidEvent(PolyfleetError):
     """An event that is not valid in the job's state: the code that wrote it did not check the job first."""
 
     def __init__(self, job: str, event: str, why: str):
@@ -50,12 +50,12 @@ class Batch:
         changed: dict[str, Record] = {}
         new: dict[str, int] = {}
         for event in events:
-            if event.job.startswith(NODE):
+            if event.job.startswith(NODE_PREFIX):
                 continue
             record = changed.get(event.job) or self.after.get(event.job) or self._before(event.job)
             why, after = apply_event(record, event)
             if why and strict:
-                raise EventIgnored(event.job, event.event, why)
+                raise InvalidEvent(event.job, event.event, why)
             if after is not None and not why:
                 changed[event.job] = after
                 if record is None:
@@ -70,7 +70,7 @@ class Batch:
 def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None]:
     """(why the event is invalid or "", the record after it)."""
     try:
-        why = ignored(record, event)
+        why = ignored_reason(record, event)
         return (why, record) if why else ("", apply(record, event))
     except Exception as e:  # applying data that another program wrote may raise anything
         return repr(e), record
@@ -79,7 +79,7 @@ def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None
 class JobCache:
     """Records of all open jobs and of the most recently used ended ones. Thread-safe for reading."""
 
-    def __init__(self, ended_kept: int = ENDED_KEPT) -> None:
+    def __init__(self, ended_kept: int = MAX_ENDED) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, Record] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
@@ -122,7 +122,7 @@ class JobCache:
     def begin_batch(self, load: Callable[[list[str]], Iterable[Record]], events: Iterable[Event]) -> Batch:
         """Begin a transaction with `events`; `load` reads records that are not in memory."""
         jobs = dict.fromkeys(event.job for event in events)
-        unknown = [job for job in jobs if not job.startswith(NODE) and self.get(job) is None]
+        unknown = [job for job in jobs if not job.startswith(NODE_PREFIX) and self.get(job) is None]
         return Batch(self.get, {record.job.id: record for record in load(unknown)} if unknown else {})
 
     def _put(self, record: Record) -> None:
@@ -137,5 +137,5 @@ class JobCache:
             self._ended.popitem(last=False)
 
 
-def numbered(events: Iterable[Event], first: int) -> Iterator[Event]:
+def number_events(events: Iterable[Event], first: int) -> Iterator[Event]:
     return (Event(e.job, e.event, e.epoch, e.time_s, e.data, seq) for seq, e in enumerate(events, first))

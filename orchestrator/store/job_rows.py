@@ -9,17 +9,17 @@ from sqlalchemy import Connection, Row, RowMapping, bindparam, exists, select
 
 from orchestrator.core.fold import Record
 from orchestrator.store import record_codec
-from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, event_of, readable
-from orchestrator.store.job_cache import NODE, apply_event, is_open
-from orchestrator.store.schema import events, jobs, long_work, removals
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, event_of, text_or_unknown
+from orchestrator.store.job_cache import NODE_PREFIX, apply_event, is_open
+from orchestrator.store.schema import events, jobs, removals, startup_log
 
-HARMLESS = ("checkpoint", "replicated", "unreplicated", "resumed")
+HARMLESS_EVENTS = ("checkpoint", "replicated", "unreplicated", "resumed")
 """Events that may be missing: they are about checkpoints, and the pool's folder is read anyway."""
 
-AT_ONCE = 200
+JOBS_PER_QUERY = 200
 """Number of jobs whose events one query reads."""
 
-FOLDED = ("version", "digest", "data")
+RECORD_COLUMNS = ("version", "digest", "data")
 """Columns with the Record itself; the others serve to look up a row."""
 
 Data = dict[str, Any]
@@ -35,7 +35,7 @@ class RebuiltJob:
     damaged: str
 
 
-def values(number: int, record: Record, damaged: str = "") -> Data:
+def row_values(number: int, record: Record, damaged: str = "") -> Data:
     """Row of a job."""
     job, data = record.job, record_codec.encode_record(record)
     return {
@@ -69,28 +69,28 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: DamageList) -> Rebuilt
         except DamagedDataError as e:
             why = str(e)
         if why:
-            damaged_row = DamagedRow("events", row.seq, readable(row.job), readable(row.event), why)
+            damaged_row = DamagedRow("events", row.seq, text_or_unknown(row.job), text_or_unknown(row.event), why)
             damage.add(damaged_row)
-            is_harmless = row.event in HARMLESS and not why.startswith("cannot")
+            is_harmless = row.event in HARMLESS_EVENTS and not why.startswith("cannot")
             damaged = damaged or ("" if is_harmless else str(damaged_row))
     return RebuiltJob(job, number, record, damaged)
 
 
 def fold_jobs(connection: Connection, ids: list[str], damage: DamageList) -> Iterator[RebuiltJob]:
     """Build jobs by id. Ids of nodes are skipped: their events have no record."""
-    of_jobs = [job for job in ids if not job.startswith(NODE)]
+    of_jobs = [job for job in ids if not job.startswith(NODE_PREFIX)]
     query = select(events).where(events.c.job.in_(of_jobs)).order_by(events.c.job, events.c.seq)
     for job, rows in groupby(connection.execute(query), key=lambda row: row.job):
-        yield fold_rows(readable(job), rows, damage)
+        yield fold_rows(text_or_unknown(job), rows, damage)
 
 
 def fold_all(connection: Connection, damage: DamageList) -> Iterator[RebuiltJob]:
-    """Build every job in the log, except those being removed, AT_ONCE at a time."""
+    """Build every job in the log, except those being removed, JOBS_PER_QUERY at a time."""
     last = ""
     is_removed = exists().where(removals.c.job == events.c.job, removals.c.node == "")
     while True:
         query = select(events.c.job).distinct().where(events.c.job > last, ~is_removed).order_by(events.c.job)
-        ids = [job for job in connection.scalars(query.limit(AT_ONCE)) if isinstance(job, str)]
+        ids = [job for job in connection.scalars(query.limit(JOBS_PER_QUERY)) if isinstance(job, str)]
         if not ids:
             return
         yield from fold_jobs(connection, ids, damage)
@@ -103,12 +103,12 @@ def rebuild(connection: Connection, damage: DamageList) -> int:
     count, waiting = 0, []
     for folded in fold_all(connection, damage):
         if folded.record:
-            waiting.append(values(folded.number, folded.record, folded.damaged))
+            waiting.append(row_values(folded.number, folded.record, folded.damaged))
             count += 1
-        if len(waiting) >= AT_ONCE:
+        if len(waiting) >= JOBS_PER_QUERY:
             connection.execute(jobs.insert(), waiting)
             waiting = []
-            long_work.info("rebuilding the table of jobs from the log of events: %s jobs so far", f"{count:,}")
+            startup_log.info("rebuilding the table of jobs from the log of events: %s jobs so far", f"{count:,}")
     if waiting:
         connection.execute(jobs.insert(), waiting)
     return count
@@ -120,7 +120,7 @@ def rebuild_some(connection: Connection, ids: Iterable[str], damage: DamageList)
         connection.execute(jobs.delete().where(jobs.c.id == job))
         for folded in fold_jobs(connection, [job], damage):
             if folded.record:
-                connection.execute(jobs.insert(), values(folded.number, folded.record, folded.damaged))
+                connection.execute(jobs.insert(), row_values(folded.number, folded.record, folded.damaged))
 
 
 def differences(connection: Connection, damage: DamageList) -> Iterator[str]:
@@ -134,21 +134,21 @@ def differences(connection: Connection, damage: DamageList) -> Iterator[str]:
                 yield f"job {folded.job} has a row but no submission in the log"
             continue
         checked_count += 1
-        expected = values(folded.number, folded.record, folded.damaged)
+        expected = row_values(folded.number, folded.record, folded.damaged)
         if row is None:
             yield f"job {folded.job} has no row"
-        elif other := _differing(row, expected):
+        elif other := _differing_columns(row, expected):
             yield f"the row of job {folded.job} differs from its events in {', '.join(other)}"
-    without = select(jobs.c.id).where(~exists().where(events.c.job == jobs.c.id)).limit(AT_ONCE)
+    without = select(jobs.c.id).where(~exists().where(events.c.job == jobs.c.id)).limit(JOBS_PER_QUERY)
     for job in connection.scalars(without):
         yield f"job {job} has a row and no events"
 
 
-def _differing(row: RowMapping, expected: Data) -> list[str]:
+def _differing_columns(row: RowMapping, expected: Data) -> list[str]:
     """Names of columns that differ. In a row of another version only lookup columns count: reading it rebuilds the
     rest.
     """
-    ignored_columns = FOLDED if row["version"] != expected["version"] else ()
+    ignored_columns = RECORD_COLUMNS if row["version"] != expected["version"] else ()
     return [name for name in expected if row[name] != expected[name] and name not in ("damaged", *ignored_columns)]
 
 
@@ -157,14 +157,14 @@ def outdated(connection: Connection, after: int, damage: DamageList) -> tuple[in
     more, and new rows for those of another version. A row whose events do not lead to an ended job is left unchanged.
     """
     ended = select(jobs.c.number, jobs.c.id, jobs.c.version).where(~jobs.c.open, jobs.c.number > after)
-    rows = connection.execute(ended.order_by(jobs.c.number).limit(AT_ONCE)).all()
+    rows = connection.execute(ended.order_by(jobs.c.number).limit(JOBS_PER_QUERY)).all()
     ids = [row.id for row in rows if row.version != record_codec.version()]
     rebuilt = [
-        values(folded.number, folded.record)
+        row_values(folded.number, folded.record)
         for folded in (fold_jobs(connection, ids, damage) if ids else ())
         if folded.record and not folded.damaged and not is_open(folded.record)
     ]
     return (rows[-1].number if rows else None), rebuilt
 
 
-__all__ = ["RebuiltJob", "differences", "fold_all", "fold_jobs", "outdated", "rebuild", "rebuild_some", "values"]
+__all__ = ["RebuiltJob", "differences", "fold_all", "fold_jobs", "outdated", "rebuild", "rebuild_some", "row_values"]

@@ -14,23 +14,32 @@ from orchestrator.core.fold import Record
 from orchestrator.core.states import State
 from orchestrator.store import job_rows, record_codec
 from orchestrator.store.bulk_insert import insert_rows
-from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, readable
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, text_or_unknown
 from orchestrator.store.job_cache import Batch, JobCache
-from orchestrator.store.schema import LAST, jobs, long_work, removals, reports
+from orchestrator.store.schema import LAST_CHARACTER, jobs, removals, reports, startup_log
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
 
 log = logging.getLogger(__name__)
 
-MANY = 100
+MAX_PREFIX_MATCHES = 100
 """Maximum number of jobs with one prefix that are counted."""
 
-AT_ONCE = 500
+IDS_PER_QUERY = 500
 """Maximum number of ids in one query."""
 
 Data = dict[str, Any]
-READ = (jobs.c.number, jobs.c.id, jobs.c.state, jobs.c.seq, jobs.c.version, jobs.c.digest, jobs.c.damaged, jobs.c.data)
+RECORD_COLUMNS = (
+    jobs.c.number,
+    jobs.c.id,
+    jobs.c.state,
+    jobs.c.seq,
+    jobs.c.version,
+    jobs.c.digest,
+    jobs.c.damaged,
+    jobs.c.data,
+)
 METRICS = (
     select(reports.c.data)
     .where(reports.c.job.between(jobs.c.id, jobs.c.id))
@@ -41,13 +50,13 @@ METRICS = (
 )
 """A range in the order of the index. With an equality, PostgreSQL may scan all reports from the newest one back, which
 is fast for a job with reports and slow for each job without."""
-SOME = select(*READ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
-UPDATE = (
+BY_IDS_QUERY = select(*RECORD_COLUMNS).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
+UPDATE_QUERY = (
     jobs.update()
     .where(jobs.c.id == bindparam("of"))
     .values({name: bindparam(name) for name in ("state", "open", "ended", "seq", "version", "digest", "data")})
 )
-FIXED = ("id", "number", "name", "task", "submitted", "damaged")
+FIXED_COLUMNS = ("id", "number", "name", "task", "submitted", "damaged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,8 @@ class JobTable:
         """
         if not connection.scalar(select(exists(select(jobs.c.number)))):
             job_rows.rebuild(connection, self._damage)
-        query = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
-        rows = connection.execute(query, execution_options={"yield_per": AT_ONCE})
+        query = select(*RECORD_COLUMNS).where(jobs.c.open).order_by(jobs.c.number)
+        rows = connection.execute(query, execution_options={"yield_per": IDS_PER_QUERY})
         unreadable: list[str] = []
         with _without_gc():
             for row in rows:
@@ -97,12 +106,12 @@ class JobTable:
     def _load_rebuilt(self, connection: Connection, ids: list[str]) -> None:
         """Rebuild rows and load them, keeping the order of submission."""
         job_count = "1 job" if len(ids) == 1 else f"{len(ids):,} jobs"
-        long_work.warning("rebuilding %s from the log of events: rows are damaged or of another version", job_count)
+        startup_log.warning("rebuilding %s from the log of events: rows are damaged or of another version", job_count)
         job_rows.rebuild_some(connection, ids, self._damage)
         records = {record.job.id: record for record in self._cache.open()}
         self._cache.clear_open()
         self.damaged |= dict.fromkeys(ids, "its row and its events cannot be read")
-        query = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
+        query = select(*RECORD_COLUMNS).where(jobs.c.open).order_by(jobs.c.number)
         for row in connection.execute(query):
             if row.id in records:
                 self._cache.put((records[row.id],))
@@ -118,13 +127,13 @@ class JobTable:
     def load_some(self, connection: Connection, ids: list[str]) -> Iterator[Record]:
         """Yield the records of those `ids` that have a row."""
         for chunk in _chunks(ids):
-            for row in connection.execute(SOME, {"ids": chunk}).all():
+            for row in connection.execute(BY_IDS_QUERY, {"ids": chunk}).all():
                 if record := self._record(connection, row):
                     yield record
 
     def write(self, connection: Connection, turn: Batch) -> None:
         """Write the rows of a transaction."""
-        rows = [(job, job_rows.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
+        rows = [(job, job_rows.row_values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
             insert_rows(connection, jobs, new)
         if changed := [row for job, row in rows if job not in turn.numbers]:
@@ -132,8 +141,8 @@ class JobTable:
 
     def change(self, connection: Connection, rows: list[Data]) -> None:
         """Update existing rows; `rows` are made by `job_rows.values`."""
-        parameters = [{"of": row["id"]} | {k: v for k, v in row.items() if k not in FIXED} for row in rows]
-        connection.execute(UPDATE, parameters)
+        parameters = [{"of": row["id"]} | {k: v for k, v in row.items() if k not in FIXED_COLUMNS} for row in rows]
+        connection.execute(UPDATE_QUERY, parameters)
 
     def get(self, job: str) -> Record | None:
         """Record of a job by its full id."""
@@ -151,9 +160,9 @@ class JobTable:
         top = self.acknowledged + 1 if before is None else min(before, self.acknowledged + 1)
         requested_states, states = set(states), set(states) or ({str(s) for s in State} if name else set())
         with self._database.reading() as connection:
-            numbers = list(connection.scalars(_numbers(states, name, top, limit + 1))) if limit > 0 else []
+            numbers = list(connection.scalars(_numbers_query(states, name, top, limit + 1))) if limit > 0 else []
             more, numbers = len(numbers) > limit, numbers[:limit]
-            newest = select(*READ, METRICS).where(jobs.c.number.in_(numbers)).order_by(jobs.c.number)
+            newest = select(*RECORD_COLUMNS, METRICS).where(jobs.c.number.in_(numbers)).order_by(jobs.c.number)
             rows = connection.execute(newest).all() if numbers else []
             pairs = [(row, self._cache.get(row.id) or self._record(connection, row)) for row in rows]
         chosen = [(row, record) for row, record in pairs if record and _is_in(record, requested_states)]
@@ -161,12 +170,12 @@ class JobTable:
         return JobPage([record for _, record in chosen], numbers[-1] if more else None, metrics)
 
     def ids_with_prefix(self, prefix: str) -> list[str]:
-        """Ids of jobs with that prefix, at most `MANY`."""
-        query = select(jobs.c.id).where(jobs.c.id >= prefix, jobs.c.id <= prefix + LAST).order_by(jobs.c.id)
+        """Ids of jobs with that prefix, at most `MAX_PREFIX_MATCHES`."""
+        query = select(jobs.c.id).where(jobs.c.id >= prefix, jobs.c.id <= prefix + LAST_CHARACTER).order_by(jobs.c.id)
         if not prefix or not _storable(prefix):
             return []
         with self._database.reading() as connection:
-            return list(connection.scalars(query.limit(MANY)))
+            return list(connection.scalars(query.limit(MAX_PREFIX_MATCHES)))
 
     def newest_containing(self, text: str) -> str:
         """Id of the newest job whose data contains `text`, "" if there is none. Reads rows until it is found."""
@@ -227,7 +236,9 @@ class JobTable:
                 return record
             raise DamagedDataError("has data of another job or state")
         except DamagedDataError as e:
-            self._damage.add(DamagedRow("jobs", row.number, readable(row.id), readable(row.state), str(e)))
+            self._damage.add(
+                DamagedRow("jobs", row.number, text_or_unknown(row.id), text_or_unknown(row.state), str(e))
+            )
             return None
 
     def _metrics(self, row: Any) -> Data:
@@ -237,20 +248,20 @@ class JobTable:
             return {}  # reported when the reports themselves are read
 
 
-def _numbers(states: set[str], name: str, top: int, limit: int) -> Select[Any]:
+def _numbers_query(states: set[str], name: str, top: int, limit: int) -> Select[Any]:
     """Query for numbers of jobs, newest first. It reads each state from its end of the index, so that it does not read
     older jobs of any state than it needs.
     """
     newest = select(jobs.c.number).where(jobs.c.number < top).order_by(jobs.c.number.desc()).limit(limit)
     if not states:
         return newest
-    candidates = newest.where(_called(name)) if name else newest
+    candidates = newest.where(_name_condition(name)) if name else newest
     each = [select(candidates.where(jobs.c.state == state).subquery().c.number) for state in sorted(states)]
     matching = union_all(*each).subquery()
     return select(matching.c.number).order_by(matching.c.number.desc()).limit(limit)
 
 
-def _called(name: str) -> ColumnElement[bool]:
+def _name_condition(name: str) -> ColumnElement[bool]:
     """Condition for a name: equality, or a match if it is a pattern with `*` or `?`, which names never contain."""
     if not {"*", "?"} & set(name):
         return jobs.c.name == name
@@ -267,7 +278,7 @@ def _storable(text: str) -> bool:
 
 
 def _chunks(ids: list[str]) -> Iterator[list[str]]:
-    return (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE))
+    return (ids[start : start + IDS_PER_QUERY] for start in range(0, len(ids), IDS_PER_QUERY))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from cluster.paths import write_private
 FILE = "fleet-store.json"
 
 
-def replaced(home: Path, fleet: str, identity: str) -> bool:
+def is_other_database(home: Path, fleet: str, identity: str) -> bool:
     """Return whether the fleet was started with another database. For a new fleet, record this one."""
     path = home / FILE
     try:

@@ -27,11 +27,11 @@ WRITE_S = 10.0
 READ_S = 60.0
 PING_S = 4.0
 CONNECT_S = 3
-OUR_LOCK = 0x706F6C79
+LOCK_CLASS = 0x706F6C79
 """First of the advisory lock's two numbers; the second depends on the schema, so that two schemas are two stores."""
 
-TAKE = text("SELECT pg_try_advisory_lock(:ours, hashtext(current_schema()))")
-GIVE_BACK = text("SELECT pg_advisory_unlock(:ours, hashtext(current_schema()))")
+ACQUIRE_QUERY = text("SELECT pg_try_advisory_lock(:ours, hashtext(current_schema()))")
+RELEASE_QUERY = text("SELECT pg_advisory_unlock(:ours, hashtext(current_schema()))")
 
 SESSION = {
     "lock_timeout": f"{LOCK_WAIT_S}s",
@@ -44,10 +44,10 @@ SESSION = {
 """With the server's defaults, the lock of a machine that lost power would stay for two hours."""
 
 NEEDS_DRIVER = "install it: pip install 'polyfleet[postgresql]'"
-NOT_NOW = ("57P01", "57P02", "57P03", "57P05")
+UNAVAILABLE_STATES = ("57P01", "57P02", "57P03", "57P05")
 """States: the server is being stopped, has crashed, is starting, or ended an idle session."""
-CONNECTION = "08"
-REFUSED = ("28", "3D")
+CONNECTION_CLASS = "08"
+REFUSED_CLASSES = ("28", "3D")
 """Classes of states: CONNECTION: the connection failed; REFUSED: the password, user or database is wrong."""
 
 
@@ -68,8 +68,8 @@ def engines(url: URL) -> tuple[Engine, Engine]:
     """(writer, readers)."""
     writer = _engine(url, WRITE_S, poolclass=NullPool)
     readers = _engine(url, READ_S, pool_size=8, max_overflow=24)
-    event.listen(writer, "connect", _durable)
-    event.listen(readers, "checkout", _answers)
+    event.listen(writer, "connect", _set_durable)
+    event.listen(readers, "checkout", _check_pooled)
     return writer, readers
 
 
@@ -86,7 +86,7 @@ def check(connection: Connection, name: str) -> None:
         log.warning("%s runs with fsync=off: a power failure there loses accepted jobs", name)
 
 
-class Lock:
+class AdvisoryLock:
     """Advisory lock that makes this server the database's only one, until it is closed or the connection is lost."""
 
     def __init__(self, url: URL):
@@ -115,7 +115,7 @@ class Lock:
         if self._connection is not None:
             with contextlib.suppress(DBAPIError):
                 if not self._connection.invalidated:
-                    self._connection.execute(GIVE_BACK, {"ours": OUR_LOCK})
+                    self._connection.execute(RELEASE_QUERY, {"ours": LOCK_CLASS})
                 self._connection.close()
             self._connection = None
 
@@ -130,11 +130,11 @@ class Lock:
     def _acquire(self, connection: Connection) -> None:
         """Acquire the lock. If a lost session of this process still has it, end that session first."""
         deadline = time.monotonic() + LOCK_WAIT_S
-        while not connection.scalar(TAKE, {"ours": OUR_LOCK}):
+        while not connection.scalar(ACQUIRE_QUERY, {"ours": LOCK_CLASS}):
             holder = self._holder(connection)
             if holder is not None and holder.application_name != self._session:
                 raise FleetError(
-                    f"another server has {self._name} open: {_told(holder)}",
+                    f"another server has {self._name} open: {_describe_session(holder)}",
                     "stop that server, or use a separate database for this home",
                 )
             if holder is not None:
@@ -153,24 +153,24 @@ class Lock:
             " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             " AND l.classid::bigint = :ours AND l.objid::bigint = hashtext(current_schema())::bigint & 4294967295"
         )
-        return connection.execute(query, {"ours": OUR_LOCK}).first()
+        return connection.execute(query, {"ours": LOCK_CLASS}).first()
 
 
-def _told(holder: Any) -> str:
+def _describe_session(holder: Any) -> str:
     session = holder.application_name.rpartition(" ")[0] or "a session without a name"
     host = f" from {holder.client_addr}" if holder.client_addr else ""
     since = f" since {holder.backend_start:%Y-%m-%d %H:%M:%S %Z}" if holder.backend_start else ""
     return f"{session}{host}{since}"
 
 
-def lost(error: DBAPIError) -> bool:
+def is_connection_lost(error: DBAPIError) -> bool:
     """Return whether the connection was lost or could not be made, so that a new one may work."""
     import psycopg
 
     if not isinstance(error.orig, psycopg.OperationalError):
         return error.connection_invalidated
-    state = error.orig.sqlstate or CONNECTION
-    return error.connection_invalidated or state.startswith(CONNECTION) or state in NOT_NOW
+    state = error.orig.sqlstate or CONNECTION_CLASS
+    return error.connection_invalidated or state.startswith(CONNECTION_CLASS) or state in UNAVAILABLE_STATES
 
 
 def translate_error(error: DBAPIError, name: str) -> tuple[str, str]:
@@ -184,7 +184,7 @@ def translate_error(error: DBAPIError, name: str) -> tuple[str, str]:
         )
     if state == "53100":
         return f"the job store {name} cannot be written: its disk is full", "free disk space on the database server"
-    if state.startswith(REFUSED) or "authentication failed" in message or "no password supplied" in message:
+    if state.startswith(REFUSED_CLASSES) or "authentication failed" in message or "no password supplied" in message:
         return f"the job store {name} cannot be opened: {message}", "check user and password in POLYFLEET_DATABASE_URL"
     return f"the job store {name} failed: {message}", "check the database server"
 
@@ -214,7 +214,7 @@ def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: 
     return engine
 
 
-def _answers(connection: Any, _record: Any, _proxy: Any) -> None:
+def _check_pooled(connection: Any, _record: Any, _proxy: Any) -> None:
     """Check a connection of the pool; on failure the pool makes another. Like pool_pre_ping, with a time limit."""
     connection.limit_s = PING_S
     try:
@@ -225,7 +225,7 @@ def _answers(connection: Any, _record: Any, _proxy: Any) -> None:
     connection.limit_s = READ_S
 
 
-def _durable(connection: Any, _record: Any) -> None:
+def _set_durable(connection: Any, _record: Any) -> None:
     """Make commits wait until they are on disk, even if the database or the user is configured otherwise."""
     statement = (
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
@@ -235,8 +235,8 @@ def _durable(connection: Any, _record: Any) -> None:
 
 
 @contextlib.contextmanager
-def locked(url: URL) -> Iterator[Lock]:
-    lock = Lock(url)
+def advisory_lock(url: URL) -> Iterator[AdvisoryLock]:
+    lock = AdvisoryLock(url)
     try:
         yield lock
     finally:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import psycopg
 
-LOOK_S = 0.5
-LONGEST_S = 60.0
+CHECK_S = 0.5
+MAX_WAIT_S = 60.0
 
 
 class TimeLimitedConnection(psycopg.Connection[Any]):
@@ -21,51 +21,51 @@ class TimeLimitedConnection(psycopg.Connection[Any]):
     After it the connection is shut down, which the call reports as a lost connection.
     """
 
-    limit_s: float | None = LONGEST_S
+    limit_s: float | None = MAX_WAIT_S
 
     def wait(self, *arguments: Any, **kwargs: Any) -> Any:
-        with _waiting(self.pgconn.socket, self.limit_s):
+        with _time_limit(self.pgconn.socket, self.limit_s):
             return super().wait(*arguments, **kwargs)
 
 
-class _Cutter(threading.Thread):
+class _DeadlineThread(threading.Thread):
     """Thread that checks the deadlines of all waiting calls twice a second."""
 
     deadlines: ClassVar[dict[object, tuple[float, int]]] = {}
     lock: ClassVar[threading.Lock] = threading.Lock()
-    running: ClassVar["_Cutter | None"] = None
+    running: ClassVar["_DeadlineThread | None"] = None
 
     def __init__(self) -> None:
         super().__init__(name="store-patience", daemon=True)
 
     def run(self) -> None:
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
             with self.lock:
                 late = [call for call, (deadline, _) in self.deadlines.items() if time.monotonic() > deadline]
                 for call in late:
-                    _cut(self.deadlines.pop(call)[1])
+                    _shut_down(self.deadlines.pop(call)[1])
 
 
 @contextmanager
-def _waiting(descriptor: int, limit_s: float | None) -> Iterator[None]:
+def _time_limit(descriptor: int, limit_s: float | None) -> Iterator[None]:
     if limit_s is None:
         yield
         return
     call = object()
-    with _Cutter.lock:
-        _Cutter.deadlines[call] = (time.monotonic() + limit_s, descriptor)
-        if _Cutter.running is None:
-            _Cutter.running = _Cutter()
-            _Cutter.running.start()
+    with _DeadlineThread.lock:
+        _DeadlineThread.deadlines[call] = (time.monotonic() + limit_s, descriptor)
+        if _DeadlineThread.running is None:
+            _DeadlineThread.running = _DeadlineThread()
+            _DeadlineThread.running.start()
     try:
         yield
     finally:
-        with _Cutter.lock:
-            _Cutter.deadlines.pop(call, None)
+        with _DeadlineThread.lock:
+            _DeadlineThread.deadlines.pop(call, None)
 
 
-def _cut(descriptor: int) -> None:
+def _shut_down(descriptor: int) -> None:
     """Shut a connection down. Its descriptor is still open: the call can only return with the lock held here."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         connection.shutdown(socket.SHUT_RDWR)

@@ -11,7 +11,7 @@ from orchestrator.store.codec import decode as json_of
 from orchestrator.store.codec import encode as text_of
 from orchestrator.store.damaged_rows import DamagedDataError
 
-FOLD = 2
+RECORD_VERSION = 2
 """Increased whenever the same events lead to another Record although its fields are unchanged."""
 
 
@@ -27,7 +27,7 @@ def decode_record(text: Any, digest: int) -> Record:
     if not isinstance(text, str) or checksum(text) != digest:
         raise DamagedDataError("has data that does not match its checksum")
     try:
-        return _parsed(text)
+        return _parse_record(text)
     except (ValueError, RecursionError) as e:
         raise DamagedDataError(f"has data that is not a record: {e}") from None
 
@@ -39,10 +39,10 @@ def checksum(text: str) -> int:
 @cache
 def version() -> str:
     """Version of the Record's fields and defaults: a row with another version is rebuilt from its events."""
-    return hashlib.sha256(repr((FOLD, sorted(_shape(Record).items()))).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((RECORD_VERSION, sorted(_shape(Record).items()))).encode()).hexdigest()[:16]
 
 
-def _parsed(text: str) -> Record:
+def _parse_record(text: str) -> Record:
     try:
         record: Record = _adapter().validate_json(text)
     except ValueError:

@@ -109,8 +109,8 @@ class Retention:
         connection.execute(jobs.delete().where(jobs.c.id.in_(ids)))
 
     def _remove_rows(self, connection: Connection) -> bool:
-        _keep_highest(connection, events, self._writer.last_seq)
-        _keep_highest(connection, reports, self._writer.last_report)
+        _record_highest(connection, events, self._writer.last_seq)
+        _record_highest(connection, reports, self._writer.last_report)
         is_local = removals.c.node == ""
         ids = list(connection.scalars(select(removals.c.job).where(is_local).limit(JOBS_AT_ONCE)))
         for table in (reports, events):
@@ -130,7 +130,7 @@ def attempt_folders(record: Record) -> set[AttemptFolderRef]:
     }
 
 
-def _keep_highest(connection: Connection, table: Table, seq: int) -> None:
+def _record_highest(connection: Connection, table: Table, seq: int) -> None:
     """Record the highest number, so that none is used twice even if the newest rows are removed."""
     of_table = counters.c.name == table.name
     if connection.execute(counters.update().where(of_table).values(value=seq)).rowcount == 0:

@@ -24,13 +24,13 @@ from sqlalchemy import (
 
 from cluster.errors import FleetError
 
-long_work = logging.getLogger("orchestrator.store.upgrade")
+startup_log = logging.getLogger("orchestrator.store.upgrade")
 """Logger of steps that may take minutes while a store is opened; the client that waits for the server shows them."""
 
 VERSION = 3
 """Number of the newest file in migrations/versions. A store of a newer version is refused."""
 REVISION = f"{VERSION:04d}"
-LAST = "\U0010ffff"
+LAST_CHARACTER = "\U0010ffff"
 """Sorts after every other character."""
 
 metadata = MetaData()
@@ -165,7 +165,7 @@ def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], 
         if alembic_version.name not in existing or connection.scalar(select(alembic_version.c.version_num)) != REVISION:
             from orchestrator.store import migrations  # Alembic is imported for an upgrade only
 
-            long_work.info("upgrading the tables of %s; this takes minutes for a large store", where)
+            startup_log.info("upgrading the tables of %s; this takes minutes for a large store", where)
             before_upgrade(old_version)
             migrations.upgrade(connection)
             connection.execute(update(schema_version).values(version=VERSION))

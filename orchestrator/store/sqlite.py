@@ -20,17 +20,17 @@ from cluster.errors import FleetError, UserError
 
 BACKUPS = "backups"
 BUSY_MS = 5000
-CHECKED_FOR_S = 0.5
-STEPS = 10_000
+MAX_CHECK_S = 0.5
+CHECK_STEPS = 10_000
 """Instructions of SQLite's virtual machine between two checks of the time."""
 COMMON = ("PRAGMA mmap_size=0", f"PRAGMA busy_timeout={BUSY_MS}", "PRAGMA foreign_keys=ON")
 WRITER = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON", "PRAGMA wal_autocheckpoint=1000")
 READER = ("PRAGMA query_only=ON", "PRAGMA wal_autocheckpoint=0")
-FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-NOT_OURS = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+DISK_FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+DAMAGE_CODES = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
-def path_of(url: URL) -> Path:
+def file_of(url: URL) -> Path:
     if not url.database or url.database == ":memory:":
         raise UserError("a store in memory would lose every job", "name a file: sqlite:////absolute/path.db")
     return Path(url.database).absolute()
@@ -53,8 +53,8 @@ def check(connection: Connection) -> None:
     Raises FleetError if it is damaged.
     """
     raw: Any = connection.connection.driver_connection
-    deadline = time.monotonic() + CHECKED_FOR_S
-    raw.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+    deadline = time.monotonic() + MAX_CHECK_S
+    raw.set_progress_handler(lambda: time.monotonic() > deadline, CHECK_STEPS)
     try:
         result = raw.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.OperationalError as e:
@@ -64,7 +64,7 @@ def check(connection: Connection) -> None:
     finally:
         raw.set_progress_handler(None, 0)
     if result != "ok":
-        raise damaged(path_of(connection.engine.url), " ".join(result.split()))
+        raise damaged_error(file_of(connection.engine.url), " ".join(result.split()))
 
 
 def reader(path: Path) -> sqlite3.Connection:
@@ -82,12 +82,12 @@ def plain_connection(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _existing(path: Path) -> sqlite3.Connection:
+def _open_existing(path: Path) -> sqlite3.Connection:
     """Connection to an existing file: if the database was removed, no new, empty one is created."""
     return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, check_same_thread=False)
 
 
-def file_at(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
     """Identity of the file at a path, device and inode; None if it does not exist."""
     try:
         status = path.stat()
@@ -100,7 +100,7 @@ class ReplacedError(FleetError):
     """The file at the path is not the one that this server opened; the store accepts no more writes."""
 
 
-def replaced(path: Path) -> ReplacedError:
+def replaced_error(path: Path) -> ReplacedError:
     return ReplacedError(
         f"the job store {path} was removed or replaced while this server had it open",
         "stop the server, then put the file back or restore a backup: `polyfleet server restore FILE`",
@@ -109,10 +109,12 @@ def replaced(path: Path) -> ReplacedError:
 
 def engines(url: URL) -> tuple[Engine, Engine]:
     """(writer, readers). Only its owner can read the file; SQLite gives the files beside it the same mode."""
-    path = path_of(url)
+    path = file_of(url)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    writer = create_engine(url, poolclass=NullPool, creator=lambda: _existing(path))
-    readers = create_engine(url, poolclass=QueuePool, pool_size=8, max_overflow=24, creator=lambda: _existing(path))
+    writer = create_engine(url, poolclass=NullPool, creator=lambda: _open_existing(path))
+    readers = create_engine(
+        url, poolclass=QueuePool, pool_size=8, max_overflow=24, creator=lambda: _open_existing(path)
+    )
     _configure(writer, (*COMMON, *WRITER), begin="BEGIN IMMEDIATE")
     _configure(readers, (*COMMON, *READER), begin="BEGIN")
     return writer, readers
@@ -136,28 +138,28 @@ def _text(data: bytes) -> str | bytes:
 def translate_error(error: BaseException, path: Path) -> FleetError:
     """Translate an error of SQLite to a message for users."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if primary in FULL:
+    if primary in DISK_FULL_CODES:
         free = os.statvfs(path.parent)
         mib = free.f_bavail * free.f_frsize / 2**20
         return FleetError(
             f"the job store {path} cannot be written ({error}; {mib:.0f} MiB are free on its disk)",
             "free disk space there: acknowledged jobs are safe, and the store then continues by itself",
         )
-    if primary in NOT_OURS:
-        return damaged(path, str(error))
+    if primary in DAMAGE_CODES:
+        return damaged_error(path, str(error))
     if primary == sqlite3.SQLITE_BUSY:
         return FleetError(f"the job store {path} is locked by another program", "close the program that has it open")
     return FleetError(f"the job store {path} failed: {error}", "see the server's log for details")
 
 
-def automatic_backup_path(path: Path) -> list[Path]:
+def upgrade_copies(path: Path) -> list[Path]:
     """Copies of the database that upgrades have made, newest first."""
     return sorted(path.parent.glob(f"{path.stem}-version-*-*.db"), key=_age, reverse=True)
 
 
 def newest_copy(path: Path) -> Path | None:
     """The newest copy that Polyfleet made, in an upgrade or by `backup` without a file name."""
-    copies = [*automatic_backup_path(path), *(path.parent / BACKUPS).glob("*.db")]
+    copies = [*upgrade_copies(path), *(path.parent / BACKUPS).glob("*.db")]
     return max(copies, key=_age, default=None)
 
 
@@ -171,7 +173,7 @@ def _age(path: Path) -> float:
 def translate_copy_error(error: sqlite3.Error, path: Path, target: Path) -> FleetError:
     """Like `translate_error`, for copying `path` to `target`, whose disk may be full."""
     code = getattr(error, "sqlite_errorcode", 0)
-    if code & 0xFF in FULL and code != sqlite3.SQLITE_IOERR_READ:
+    if code & 0xFF in DISK_FULL_CODES and code != sqlite3.SQLITE_IOERR_READ:
         return FleetError(f"{target} cannot be written: {error}", "name a file on a disk with more free space")
     return translate_error(error, path)
 
@@ -180,7 +182,7 @@ class DamagedFile(FleetError):
     """SQLite cannot read the database completely."""
 
 
-def damaged(path: Path, reason: str) -> DamagedFile:
+def damaged_error(path: Path, reason: str) -> DamagedFile:
     newest = newest_copy(path)
     backup = f"the newest one here is {newest}" if newest else "there is none in its folder"
     remedy = f"restore a backup with `polyfleet server restore FILE` ({backup}), or move the file away"

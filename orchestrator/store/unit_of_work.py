@@ -16,9 +16,9 @@ from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.codec import decode, encode
 
-LONGEST_JOB = 128
-LONGEST_EVENT = 64
-LARGEST = 1 << 62
+MAX_JOB_ID_LENGTH = 128
+MAX_EVENT_LENGTH = 64
+MAX_EPOCH = 1 << 62
 
 Row = dict[str, Any]
 Stored = Callable[[list[Record]], None]
@@ -83,7 +83,7 @@ def make_unit(new: Sequence[Event], strict: bool) -> UnitOfWork:
     return UnitOfWork(as_read, rows, strict)
 
 
-def storable(what: str, text: str, max_length: int) -> str:
+def check_storable(what: str, text: str, max_length: int) -> str:
     """Return `text`. Raises UserError if it cannot be stored."""
     if text.isprintable() and len(text) <= max_length:
         return text
@@ -91,12 +91,12 @@ def storable(what: str, text: str, max_length: int) -> str:
 
 
 def _row(event: Event) -> Row:
-    if not math.isfinite(event.time_s) or not 0 <= event.epoch < LARGEST:
+    if not math.isfinite(event.time_s) or not 0 <= event.epoch < MAX_EPOCH:
         raise UserError(f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "report this")
     return {
         "time": event.time_s,
-        "job": storable("job id", event.job, LONGEST_JOB),
+        "job": check_storable("job id", event.job, MAX_JOB_ID_LENGTH),
         "epoch": event.epoch,
-        "event": storable("event", event.event, LONGEST_EVENT),
+        "event": check_storable("event", event.event, MAX_EVENT_LENGTH),
         "data": encode(event.data),
     }

@@ -9,13 +9,13 @@ from sqlalchemy.exc import DBAPIError
 
 from orchestrator.store import job_rows, schema, sqlite
 from orchestrator.store.backup import NOT_COPIED, ROWS_AT_ONCE, snapshot, version_in
-from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, event_of, readable
-from orchestrator.store.database import is_sqlite, name_of, parsed, translate_error
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, event_of, text_or_unknown
+from orchestrator.store.database import is_sqlite, name_of, parse_url, translate_error
 
-MOST = 100
+MAX_FINDINGS = 100
 """Maximum number of findings that are listed; further ones are only counted."""
 
-OUR_OWN = {*NOT_COPIED, schema.identity.name}
+UNCOUNTED_TABLES = {*NOT_COPIED, schema.identity.name}
 
 Check = Callable[[Connection], Iterable[str]]
 CHECKS: list[Check] = [lambda connection: job_rows.differences(connection, DamageList())]
@@ -30,7 +30,7 @@ ROW_CHECKS: dict[str, Callable[[Row[Any]], object]] = {
 
 
 @dataclass(slots=True)
-class Checked:
+class Verification:
     """Result. `rows`: number of rows read of each table with jobs' data. `remedy` is "" if there are no findings."""
 
     database: str
@@ -41,18 +41,18 @@ class Checked:
     remedy: str = ""
 
     def add(self, finding: str) -> None:
-        if len(self.findings) < MOST:
+        if len(self.findings) < MAX_FINDINGS:
             self.findings.append(" ".join(finding.split()))
         else:
             self.more_findings += 1
 
 
-def verify(url: str) -> Checked:
+def verify(url: str) -> Verification:
     """Verify a store, even while a server uses it. UserError if there is none, FleetError if it is unreadable."""
-    checked = Checked(name_of(parsed(url)), 0)
+    checked = Verification(name_of(parse_url(url)), 0)
     try:
         with snapshot(url) as connection:
-            _look(connection, checked, url)
+            _check_store(connection, checked, url)
     except sqlite.DamagedFile as e:
         checked.add(e.message)
     if checked.findings:
@@ -60,19 +60,19 @@ def verify(url: str) -> Checked:
     return checked
 
 
-def _look(connection: Connection, checked: Checked, url: str) -> None:
+def _check_store(connection: Connection, checked: Verification, url: str) -> None:
     checked.version = version_in(connection, checked.database)
-    if is_sqlite(parsed(url)):
-        for (message,) in connection.exec_driver_sql(f"PRAGMA integrity_check({MOST})"):
+    if is_sqlite(parse_url(url)):
+        for (message,) in connection.exec_driver_sql(f"PRAGMA integrity_check({MAX_FINDINGS})"):
             if message != "ok":
                 checked.add(f"SQLite: {message}")
     existing, is_current = set(inspect(connection).get_table_names()), checked.version == schema.VERSION
     for table in schema.metadata.sorted_tables:
         if table.name in existing:
             try:
-                _read(connection, table, checked)
+                _check_table(connection, table, checked)
             except DBAPIError as e:
-                checked.add(f"table {table.name}: {translate_error(e, parsed(url)).message}")
+                checked.add(f"table {table.name}: {translate_error(e, parse_url(url)).message}")
         elif is_current:
             checked.add(f"table {table.name} is missing")
     if is_current and not checked.findings:
@@ -80,7 +80,7 @@ def _look(connection: Connection, checked: Checked, url: str) -> None:
             checked.add(finding)
 
 
-def _read(connection: Connection, table: Table, checked: Checked) -> None:
+def _check_table(connection: Connection, table: Table, checked: Verification) -> None:
     """Read and check every row. A table of an older version may lack columns; its rows are read but not checked."""
     existing = {column["name"] for column in inspect(connection).get_columns(table.name)}
     columns = [column for column in table.columns if column.name in existing]
@@ -88,20 +88,20 @@ def _read(connection: Connection, table: Table, checked: Checked) -> None:
     count = 0
     for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(select(*columns)):
         count += 1
-        for finding in _wrong(table, row) if is_complete else ():
+        for finding in _row_findings(table, row) if is_complete else ():
             checked.add(finding)
-    if table.name not in OUR_OWN:
+    if table.name not in UNCOUNTED_TABLES:
         checked.rows[table.name] = count
 
 
-def _wrong(table: Table, row: Row[Any]) -> Iterator[str]:
+def _row_findings(table: Table, row: Row[Any]) -> Iterator[str]:
     check = ROW_CHECKS.get(table.name)
     try:
         if check is not None:
             check(row)
     except DamagedDataError as e:
-        owner = readable(getattr(row, "job", getattr(row, "run", getattr(row, "key", "?"))))
-        event = readable(getattr(row, "event", getattr(row, "line", table.name)))
+        owner = text_or_unknown(getattr(row, "job", getattr(row, "run", getattr(row, "key", "?"))))
+        event = text_or_unknown(getattr(row, "event", getattr(row, "line", table.name)))
         yield str(DamagedRow(table.name, getattr(row, "seq", 0), owner[:40], event, str(e)))
 
 
@@ -110,6 +110,6 @@ def _remedy(url: str) -> str:
         "run `polyfleet server stop`, then `polyfleet server restore FILE` with a backup that"
         " `polyfleet server verify FILE` reports as sound"
     )
-    database_url = parsed(url)
-    newest = sqlite.newest_copy(sqlite.path_of(database_url)) if is_sqlite(database_url) else None
+    database_url = parse_url(url)
+    newest = sqlite.newest_copy(sqlite.file_of(database_url)) if is_sqlite(database_url) else None
     return f"{remedy}; the newest one here is {newest}" if newest else remedy

@@ -17,7 +17,7 @@ from orchestrator.store import job_rows
 from orchestrator.store.bulk_insert import insert_rows
 from orchestrator.store.damaged_rows import DamageList
 from orchestrator.store.database import RECONNECT_PAUSE_S, RECONNECT_S, ConnectionLost, Database
-from orchestrator.store.job_cache import Batch, EventIgnored, JobCache, numbered
+from orchestrator.store.job_cache import Batch, InvalidEvent, JobCache, number_events
 from orchestrator.store.job_table import JobTable
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
@@ -25,11 +25,11 @@ from orchestrator.store.unit_of_work import Row, StoreBusy, UnitOfWork, committe
 
 log = logging.getLogger(__name__)
 
-GROUP = 512
+MAX_GROUP_EVENTS = 512
 """Number of events after which a transaction takes no further unit of work."""
 
-REPORTS_AT_ONCE = 5000
-REPORTS_WAITING = 100_000
+REPORTS_PER_WRITE = 5000
+MAX_REPORTS_WAITING = 100_000
 REPORTS_PAUSE_S = 0.2
 """Seconds that reports wait for others, or for a durable unit, to be written with, because no caller waits for them."""
 
@@ -39,7 +39,7 @@ WAIT_S = 15.0
 10 s PostgreSQL).
 """
 CLOSE_S = 30.0
-KEYS_AT_ONCE = 500
+KEYS_PER_QUERY = 500
 
 
 class StoreWriter(threading.Thread):
@@ -107,12 +107,12 @@ class StoreWriter(threading.Thread):
             late = [unit for unit in self._work if id(unit) in own_ids]
             self._work = deque(unit for unit in self._work if id(unit) not in own_ids)
         message = f"the job store has not finished earlier writes after {WAIT_S:.0f} s"
-        _refuse(late, StoreBusy(message, "nothing was stored: retry, and see `polyfleet doctor`"))
+        _set_errors(late, StoreBusy(message, "nothing was stored: retry, and see `polyfleet doctor`"))
 
     def submit_report(self, row: Row) -> None:
         """Queue a report and return at once; if too many wait, the oldest is dropped."""
         with self._wake:
-            if len(self._reports) >= REPORTS_WAITING:
+            if len(self._reports) >= MAX_REPORTS_WAITING:
                 self._reports.popleft()
                 self.reports_lost += 1
             self._reports.append(row)
@@ -161,12 +161,12 @@ class StoreWriter(threading.Thread):
             if not self._work and not self._closing:
                 self._wake.wait_for(lambda: self._work or self._closing, REPORTS_PAUSE_S)
             work = list(self._group())
-            lines = [self._reports.popleft() for _ in range(min(REPORTS_AT_ONCE, len(self._reports)))]
+            lines = [self._reports.popleft() for _ in range(min(REPORTS_PER_WRITE, len(self._reports)))]
         return (work, lines) if work or lines else None
 
     def _group(self) -> Iterator[UnitOfWork]:
         count = 0
-        while self._work and count < GROUP:
+        while self._work and count < MAX_GROUP_EVENTS:
             unit = self._work.popleft()
             count += max(1, len(unit.events))
             yield unit
@@ -178,8 +178,9 @@ class StoreWriter(threading.Thread):
         return waiting
 
     def _write(self, work: list[UnitOfWork], lines: list[Row]) -> None:
-        """Commit; if the connection is lost, again on a new one for up to RECONNECT_S. Units with an action fail at
-        once: if the lost commit succeeded after all, only events, keys and lines can be removed again.
+        """Commit; if the connection is lost, again on a new one for up to RECONNECT_S. During a longer outage, later
+        units fail at their first try. Units with an action fail at once: if the lost commit succeeded after all, only
+        events, keys and lines can be removed again.
         """
         while True:
             try:
@@ -191,7 +192,7 @@ class StoreWriter(threading.Thread):
                 if now - self._lost_s > RECONNECT_S:
                     raise
                 self._mark_doubtful(work)
-                _refuse([unit for unit in work if unit.action], e)
+                _set_errors([unit for unit in work if unit.action], e)
                 work = [unit for unit in work if not unit.done.done()]
                 time.sleep(RECONNECT_PAUSE_S)
 
@@ -200,7 +201,9 @@ class StoreWriter(threading.Thread):
         lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
         with connection.begin():
             self._check_token(connection)
-            changes = self._cache.begin_batch(partial(self._table.load_some, connection), (e for w in work for e in w.events))
+            changes = self._cache.begin_batch(
+                partial(self._table.load_some, connection), (e for w in work for e in w.events)
+            )
             work, rows = self._number_units(work, changes)
             results = [unit.action(connection) if unit.action else None for unit in work]
             requests_done = [w.request for w in work if w.request]
@@ -227,8 +230,8 @@ class StoreWriter(threading.Thread):
         for unit in work:
             first = self.last_seq + len(rows) + 1
             try:
-                changes.add(numbered(unit.events, first), unit.strict)
-            except EventIgnored as e:
+                changes.add(number_events(unit.events, first), unit.strict)
+            except InvalidEvent as e:
                 unit.done.set_exception(e)
                 continue
             valid.append(unit)
@@ -256,7 +259,7 @@ class StoreWriter(threading.Thread):
         self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
         self._mark_doubtful(work)
-        _refuse(work, error)
+        _set_errors(work, error)
 
     def _mark_doubtful(self, work: list[UnitOfWork]) -> None:
         """Record that units may be stored, and drop the connection, if any: the next connection first removes them."""
@@ -290,8 +293,8 @@ class StoreWriter(threading.Thread):
                 self._connection.execute(reports.delete().where(reports.c.seq > self.last_report))
                 self._connection.execute(benchmark_lines.delete().where(benchmark_lines.c.seq > self._last_line))
                 keys = sorted(self.doubtful)
-                for first in range(0, len(keys), KEYS_AT_ONCE):
-                    batch = keys[first : first + KEYS_AT_ONCE]
+                for first in range(0, len(keys), KEYS_PER_QUERY):
+                    batch = keys[first : first + KEYS_PER_QUERY]
                     self._connection.execute(requests.delete().where(requests.c.key.in_(batch)))
                 job_rows.rebuild_some(self._connection, self._doubtful_jobs, self._damage)
             self.doubtful.clear()
@@ -299,7 +302,7 @@ class StoreWriter(threading.Thread):
         return self._connection
 
 
-def _refuse(work: list[UnitOfWork], error: FleetError) -> None:
+def _set_errors(work: list[UnitOfWork], error: FleetError) -> None:
     for unit in work:
         if not unit.done.done():
             unit.done.set_exception(type(error)(*error.args))

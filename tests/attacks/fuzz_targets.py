@@ -21,11 +21,11 @@ from urllib.parse import quote
 from cluster import archive_unpack, checkpoint_location, fleet_record, strict_yaml, untrusted_files
 from cluster.errors import PolyfleetError, UserError
 from cluster.fleet_spec import parse_fleet
-from cluster.requirements import plain_requirement
+from cluster.requirements import is_plain_requirement
 from orchestrator import env_file, resource_syntax
-from orchestrator.ignore_file import FILE, GIT_FILE, ignored
+from orchestrator.ignore_file import FILE, GIT_FILE, load_rules
 from orchestrator.job_spec import parse_job
-from orchestrator.log_lines import parsed
+from orchestrator.log_lines import parse_line
 from orchestrator.server import server_record as server_record
 from workers.attempt.attempt import LocalAttempt
 from workers.attempt.folders import AttemptFolder, AttemptId
@@ -77,12 +77,12 @@ def _manifests() -> list[bytes]:
 
 def _manifest(data: bytes, folder: Path) -> object:
     """With its digest put right: a stranger can do that, too."""
-    from workers.checkpoint.format.manifest import digest_of
+    from workers.checkpoint.format.manifest import manifest_digest
     from workers.checkpoint.format.manifest_checks import parse_manifest
 
     try:
         told = json.loads(data)
-        told["digest"] = digest_of(told)
+        told["digest"] = manifest_digest(told)
         data = json.dumps(told).encode()
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
@@ -181,7 +181,7 @@ NAMES = ("a.log", "x/y/z", ".env", "a/b", "a" * 40 + "/" + "a/" * 30 + "y")
 def _ignored(data: bytes, folder: Path) -> object:
     for file in (FILE, GIT_FILE):
         (folder / file).write_bytes(data)
-    rules = ignored(folder).inside(folder, "")
+    rules = load_rules(folder).inside(folder, "")
     return [rules.exclusion_reason(name, is_folder) for name in NAMES for is_folder in (True, False)]
 
 
@@ -226,7 +226,7 @@ def _requirement(data: bytes, folder: Path) -> object:
     from packaging.requirements import Requirement
 
     text = _text(data)
-    if not plain_requirement(text):
+    if not is_plain_requirement(text):
         return None
     assert Requirement(text.strip(" ")).url is None and "\n" not in text
     return text
@@ -305,7 +305,7 @@ def _outcome(data: bytes, folder: Path) -> object:
 
 
 def _log_line(data: bytes, folder: Path) -> object:
-    return [parsed(text, 1, 0) for text in data.decode("utf-8", "replace").split("\n")]
+    return [parse_line(text, 1, 0) for text in data.decode("utf-8", "replace").split("\n")]
 
 
 def _fleet_records() -> list[bytes]:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.runtime.kept_logs import KeptLogs
-from orchestrator.runtime.logs import Logs
+from orchestrator.runtime.kept_logs import LogCopies
+from orchestrator.runtime.logs import JobLogs
 
 Node = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))["Node"]
 
@@ -39,7 +39,7 @@ def record(job="j", epochs=1, ranks=1, task="run", state=State.SUCCEEDED):
 
 def reader(agents, kept=Path("/nowhere/kept")):
     """The server's, with the logs that it has kept itself in a folder."""
-    return Logs(agents, KeptLogs(kept, agents))
+    return JobLogs(agents, LogCopies(kept, agents))
 
 
 def pages(logs, record, limit_bytes=1 << 20, cursor=None):

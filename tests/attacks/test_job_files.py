@@ -21,7 +21,7 @@ from workers.attempt.attempt import LocalAttempt
 from workers.attempt.folders import AttemptFolder, AttemptId
 from workers.attempt.rank_files import RankFileReader
 from workers.messages import Order, Outcome, RankEvent
-from workers.rank_events import LONGEST_LINE_BYTES
+from workers.rank_events import MAX_LINE_BYTES
 
 HANG_S = 30.0
 START = "import json, os, time; here = os.environ['POLYFLEET_ATTEMPT_DIR']; os.chdir(here)\n"
@@ -164,7 +164,7 @@ BAD_LINES = {
     "a path with a zero": json.dumps(event(type="checkpoint", path="a\0b")),
     "bytes of no number": json.dumps(event(bytes=float("nan"), **CHECKPOINT)),
     "no text": "\udcff\udcfe",
-    "twice the longest": json.dumps(event(loss="x" * 2 * LONGEST_LINE_BYTES)),
+    "twice the longest": json.dumps(event(loss="x" * 2 * MAX_LINE_BYTES)),
 }
 
 
@@ -192,7 +192,7 @@ def test_a_bad_line_alone_never_becomes_an_event(line, tmp_path):
     folder = folder_of(tmp_path)
     folder.events.write_text(line.replace('"NOW"', str(time.time())) + "\n", errors="surrogateescape")
     reader = RankFileReader(folder)
-    assert reader.events(0, 10, 4 * LONGEST_LINE_BYTES).events == []
+    assert reader.events(0, 10, 4 * MAX_LINE_BYTES).events == []
     assert reader.unusable_count == 1, reader.reason
 
 

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from log_readers import Direct, Node, lines, reader, record
 
 from cluster.errors import FleetError
-from orchestrator.core.commands import Forget
+from orchestrator.core.commands import RemoveFiles
 from orchestrator.runtime import kept_logs
-from orchestrator.runtime.kept_logs import KeptLogs
-from orchestrator.runtime.log_preservation import TRIES, Keeping
+from orchestrator.runtime.kept_logs import LogCopies
+from orchestrator.runtime.log_preservation import TRIES, LogPreservation
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ran(node, *words, epoch=1):
 def test_a_kept_log_reads_as_on_its_node_which_is_asked_no_more(node, agents, tmp_path):
     ran(node, "sh", "-c", "seq 100000; echo said >&2")
     there = lines(reader(agents), record())
-    KeptLogs(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
+    LogCopies(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     agents.asked.clear()
     logs = reader(agents, tmp_path / "kept")
     assert lines(logs, record(), limit_bytes=100_000) == there and len(there) == 100_001
@@ -49,11 +49,11 @@ def test_a_kept_log_reads_as_on_its_node_which_is_asked_no_more(node, agents, tm
 
 
 def test_of_a_long_log_the_beginning_and_the_end_are_kept_and_the_gap_is_told(node, agents, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_logs, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(kept_logs, "MAX_LOG_BYTES", 100_000)
     monkeypatch.setattr(kept_logs, "FIRST_BYTES", 20_000)
     monkeypatch.setattr(kept_logs, "PAGE_BYTES", 7_000)
     ran(node, "seq", "20000")
-    KeptLogs(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
+    LogCopies(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     texts = [line["text"] for line in lines(reader(agents, tmp_path / "kept"), record())]
     [gap] = [i for i, text in enumerate(texts) if "bytes are left out here" in text]
     first, end = int(texts[gap - 1]), int(texts[gap + 1])
@@ -68,13 +68,13 @@ def test_a_gap_in_the_log_of_the_node_is_told_by_the_copy(node, agents, tmp_path
     ran(node, "seq", "60000")
     there = lines(reader(agents), record())
     assert any("bytes are left out here" in line["text"] for line in there)
-    KeptLogs(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
+    LogCopies(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     assert lines(reader(agents, tmp_path / "kept"), record()) == there
 
 
 def test_logs_of_jobs_that_were_removed_go(node, agents, tmp_path):
     ran(node, "true")
-    kept = KeptLogs(tmp_path / "kept", agents)
+    kept = LogCopies(tmp_path / "kept", agents)
     kept.copy("j", 1, 0, "n0")
     kept.remove_stale(lambda job: job == "j")
     assert kept.is_copied("j", 1, 0)
@@ -105,9 +105,9 @@ class Failing:
 def test_a_node_that_may_be_given_back_forgets_what_is_kept_and_waits_for_it_a_few_times_only(node, fails, asked):
     told, kept = threading.Event(), Failing(fails)
     jobs = SimpleNamespace(get=lambda job: record())
-    keeping = Keeping(kept, Fleet(), jobs)
+    keeping = LogPreservation(kept, Fleet(), jobs)
     keeping.pools = frozenset({"grown"})
     # A controller asks again and again.
-    wait_for(lambda: keeping.preserve_before(Forget(node, "j", 1), told.set) or told.is_set())
+    wait_for(lambda: keeping.preserve_before(RemoveFiles(node, "j", 1), told.set) or told.is_set())
     keeping.close()
     assert kept.asked == asked

@@ -219,7 +219,7 @@ def test_no_line_is_longer_than_what_a_reader_takes_at_once(tmp_path):
         log.feed("out", line[start : start + (64 << 10)])
     log.close()
     written = (tmp_path / "rank-0.log").read_bytes().split(b"\n")
-    assert max(map(len, written)) < log_files.LONGEST_READ_BYTES
+    assert max(map(len, written)) < log_files.MAX_READ_BYTES
     assert b"".join(text[32:] for text in written) == line.rstrip().replace(b"\xff", rb"\xff")
 
 

@@ -15,7 +15,7 @@ from cluster.errors import UserError
 from cluster.fleet_record import FleetRecord
 from cluster.fleet_spec import PoolSpec, parse_fleet
 from cluster.fleet_spec_fields import EnvironmentSpec
-from cluster.processes import alive
+from cluster.processes import is_alive
 from orchestrator.server import daemon
 from workers.agent import Agent
 from workers.pool_storage import PoolStorage
@@ -211,7 +211,7 @@ def test_another_user_who_names_our_home_blocks_no_server_and_is_not_stopped(hom
     neighbour = shell(served(home), nobody.uid)
     server = daemon.start_server(home)
     assert daemon.stop_server(home) is True
-    assert not alive(server.process) and lives(neighbour)
+    assert not is_alive(server.process) and lives(neighbour)
 
 
 def test_our_own_process_that_names_our_home_blocks_no_server_and_is_not_stopped(home: Path, shell):

@@ -27,7 +27,7 @@ from cluster.errors import SpecError
 from cluster.serialization import to_plain
 from orchestrator.job_spec import parse_job
 from orchestrator.runtime.secrets import resolve_secrets
-from workers.attempt.rank_log import LONGEST_LINE_BYTES, RankLog
+from workers.attempt.rank_log import MAX_LINE_BYTES, RankLog
 from workers.attempt.redaction import Redactor
 from workers.code_archives import NodeCodeArchives
 
@@ -176,7 +176,7 @@ def test_a_secret_is_masked_however_the_stream_that_has_it_arrives(tmp_path_fact
 @pytest.mark.parametrize("at", [-40, -10, -1, 0, 3])
 def test_a_secret_where_a_line_without_end_is_cut_is_masked(tmp_path, at):
     log = RankLog(tmp_path / "log", Redactor([CANARY]))
-    line = b"." * (LONGEST_LINE_BYTES + at) + CANARY.encode() + b"." * LONGEST_LINE_BYTES
+    line = b"." * (MAX_LINE_BYTES + at) + CANARY.encode() + b"." * MAX_LINE_BYTES
     for start in range(0, len(line), 1000):
         log.feed("out", line[start : start + 1000])
     log.close()

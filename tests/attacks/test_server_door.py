@@ -22,12 +22,12 @@ from patience import wait_for
 
 from cluster import tokens
 from cluster.errors import FleetError
-from cluster.processes import alive
+from cluster.processes import is_alive
 from orchestrator import client as http
 from orchestrator import server_connection
 from orchestrator.server import connection_limits, daemon, server_authentication, streams
 from orchestrator.server.app import make_app
-from orchestrator.server.connection_limits import STRANGERS
+from orchestrator.server.connection_limits import MAX_UNAUTHENTICATED
 from orchestrator.server.serve import listener, server_config
 from orchestrator.server.server_record import ServerRecord
 
@@ -102,7 +102,7 @@ def said(child: subprocess.Popen[str]) -> str:
 
 def killed(server: ServerRecord, wait_until: Callable[[Callable[[], bool]], None]) -> None:
     os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(server.process))
+    wait_until(lambda: not is_alive(server.process))
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_hundreds_of_idle_connections_leave_the_client_its_place(home, wait_unti
         assert client.jobs() == []
         with http.Client(server.url, tokens.read(home / "token")) as late:
             assert late.jobs() == []
-        wait_until(lambda: len(psutil.Process(server.pid).net_connections("tcp")) <= STRANGERS + 2)
+        wait_until(lambda: len(psutil.Process(server.pid).net_connections("tcp")) <= MAX_UNAUTHENTICATED + 2)
 
 
 def test_without_free_files_the_log_stays_short_and_the_server_comes_back(home, wait_until):
@@ -320,9 +320,9 @@ def test_a_head_without_an_end_is_not_kept(port, first):
     sent = 0
     with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as s, suppress(ConnectionError):
         s.sendall(first)
-        while sent < 100 * connection_limits.MOST_HEAD_BYTES and not select.select([s], [], [], 0)[0]:
+        while sent < 100 * connection_limits.MAX_HEADER_BYTES and not select.select([s], [], [], 0)[0]:
             sent += s.send(piece)
-    assert sent < 100 * connection_limits.MOST_HEAD_BYTES
+    assert sent < 100 * connection_limits.MAX_HEADER_BYTES
 
 
 @pytest.mark.parametrize(("count", "is_served"), [(8, True), (1500, False)])
@@ -364,7 +364,7 @@ def test_one_stream_too_many_is_refused_with_when_to_come_back(home, monkeypatch
         transport = httpx.HTTPTransport(uds=server.socket, limits=httpx.Limits(max_connections=None))
         headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}"}
         many = held.enter_context(httpx.Client(transport=transport, headers=headers, base_url="http://localhost"))
-        for _ in range(streams.MOST_STREAMS):
+        for _ in range(streams.MAX_STREAMS):
             held.enter_context(many.stream("GET", "/v1/changes/stream", params={"after": 1}))
         refused = many.get("/v1/changes/stream")
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cluster import archive_checks, archive_entries, archive_unpack
 from cluster.errors import PolyfleetError, SpecError, UserError
 from orchestrator import code_archive, ignore_file
-from orchestrator.runtime.code_archives import Packages as Uploaded
+from orchestrator.runtime.code_archives import ServerCodeArchives as Uploaded
 from workers.code_archives import NodeCodeArchives as OnNode
 
 
@@ -112,7 +112,7 @@ def test_a_comment_behind_an_archive_is_no_harm(tmp_path):
 
 
 def test_a_directory_of_millions_of_files_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive_checks, "LARGEST_DIRECTORY_BYTES", 64)
+    monkeypatch.setattr(archive_checks, "MAX_DIRECTORY_BYTES", 64)
     monkeypatch.setattr(zipfile, "ZipFile", None)  # reading it would fail otherwise
     with pytest.raises(UserError, match="its directory of 2 files takes more than"):
         archive_checks.check(given(tmp_path, HONEST))
@@ -125,7 +125,7 @@ def test_files_deep_in_folders_are_refused_before_each_folder_of_each_is_looked_
 
 
 def test_folders_of_files_count_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive_checks, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(archive_checks, "MAX_ENTRIES", 20)
     wide = archive(*((f"{number}/a/b/c/d/e/f", "") for number in range(19)))
     with pytest.raises(UserError, match="more than 20 folders"):
         archive_checks.check(given(tmp_path, wide))
@@ -245,7 +245,7 @@ def test_a_users_file_that_is_a_pipe_does_not_block(folder):
 
 def test_this_repository_leaves_no_file_of_its_own_behind():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=Path(__file__).parent, capture_output=True, check=True)
-    rules = ignore_file.ignored(Path("/nonexistent"))
+    rules = ignore_file.load_rules(Path("/nonexistent"))
     assert [name for name in listed.stdout.decode().split("\0") if name and rules.exclusion_reason(name, False)] == []
 
 
@@ -253,7 +253,7 @@ def test_this_repository_leaves_no_file_of_its_own_behind():
 def test_extra_fields_hold_anything_and_times_are_read_from_sound_ones_alone(extra, seconds):
     info = zipfile.ZipInfo("a")
     info.extra = extra
-    read = archive_entries.modified_s(info)
+    read = archive_entries.modification_time_s(info)
     assert read is None or -(1 << 31) <= read < 1 << 31
     info.extra = b"\x75\x70\x02\x00ab" + archive_entries.time_field(seconds) + extra
-    assert archive_entries.modified_s(info) == seconds
+    assert archive_entries.modification_time_s(info) == seconds

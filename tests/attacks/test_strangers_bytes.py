@@ -19,7 +19,7 @@ from workers.checkpoint.exchange.formats import read
 from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.safetensors_files import parse_header
 from workers.checkpoint.format import tree
-from workers.checkpoint.format.manifest import digest_of
+from workers.checkpoint.format.manifest import manifest_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 
 FEW = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -33,7 +33,7 @@ def signed_manifest(data: bytes) -> object:
     """The same of JSON whose digest is made to hold, so that what follows is reached; and the trees in it."""
     try:
         told = json.loads(data)
-        told["digest"] = digest_of(told)
+        told["digest"] = manifest_digest(told)
         data = json.dumps(told).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass

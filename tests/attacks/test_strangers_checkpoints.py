@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # children of these tests im
 from patience import wait_for
 
 from cluster.errors import PolyfleetError, UserError
-from workers.checkpoint.format.boxes import Box, full_box, tiles
-from workers.checkpoint.format.manifest import NAME, digest_of
+from workers.checkpoint.format.boxes import Box, full_box, tiling_fault
+from workers.checkpoint.format.manifest import NAME, manifest_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint_tools import CheckpointTools
@@ -118,7 +118,7 @@ def manifest(tensors, size_bytes=1 << 20, **more):
         "format": "polyfleet-checkpoint", "version": 2, "step": 1, "created": "", "producer": {}, "world": {},
         "files": {"a.safetensors": {"bytes": size_bytes, "xxh3_128": hashes}}, "tensors": tensors, "entries": {},
     } | more  # fmt: skip
-    data["digest"] = digest_of(data)
+    data["digest"] = manifest_digest(data)
     return json.dumps(data, separators=(",", ":")).encode()
 
 
@@ -182,14 +182,14 @@ def test_numbers_beyond_64_bits_are_refused_in_a_manifest_and_a_header():
 def test_parts_are_found_to_tile_or_not_in_any_number_of_dimensions():
     outer = full_box((4, 6, 2, 5))
     cells = [Box((a, b, c, d), (2, 3, 1, 5)) for a in (0, 2) for b in (0, 3) for c in (0, 1) for d in (0,)]
-    assert tiles(outer, cells) == ""
-    assert tiles(outer, [*cells, Box((1, 1, 1, 1), (0, 1, 1, 1))]) == ""  # an empty part covers nothing
-    assert tiles(outer, cells[1:]) == "has shards with 210 of its 240 values"
+    assert tiling_fault(outer, cells) == ""
+    assert tiling_fault(outer, [*cells, Box((1, 1, 1, 1), (0, 1, 1, 1))]) == ""  # an empty part covers nothing
+    assert tiling_fault(outer, cells[1:]) == "has shards with 210 of its 240 values"
     moved = [*cells[:-1], Box((2, 3, 0, 0), (2, 3, 1, 5))]
-    assert tiles(outer, moved) == "has shards that overlap, from [2, 3, 0, 0] and from [2, 3, 0, 0] on"
-    assert tiles(outer, [*cells, cells[0]]).startswith("has shards that overlap")
-    assert tiles(full_box(()), [full_box(())]) == ""
-    assert tiles(full_box((3, 0)), []) == ""
+    assert tiling_fault(outer, moved) == "has shards that overlap, from [2, 3, 0, 0] and from [2, 3, 0, 0] on"
+    assert tiling_fault(outer, [*cells, cells[0]]).startswith("has shards that overlap")
+    assert tiling_fault(full_box(()), [full_box(())]) == ""
+    assert tiling_fault(full_box((3, 0)), []) == ""
 
 
 @pytest.fixture

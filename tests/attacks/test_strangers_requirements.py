@@ -7,7 +7,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from cluster.errors import SpecError
 from cluster.fleet_spec import parse_fleet
-from cluster.requirements import plain_requirement
+from cluster.requirements import is_plain_requirement
 
 TAKEN = (
     "torch", "torch==2.9.0", "a == 2.9.0+cpu", "ray[default,serve]>=2.9,<3", "Pillow~=10.1", "a!=1.*", "x==1!2.0rc1",
@@ -53,7 +53,7 @@ TOKENS = (
 @settings(max_examples=500, deadline=None)
 @given(st.one_of(st.lists(st.sampled_from(TOKENS), max_size=12).map("".join), st.text(max_size=60)))
 def test_what_is_taken_is_what_packaging_reads_as_a_name_with_versions(text):
-    if plain_requirement(text):
+    if is_plain_requirement(text):
         try:
             assert Requirement(text.strip(" ")).url is None
         except InvalidRequirement as e:

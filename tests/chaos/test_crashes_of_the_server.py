@@ -68,7 +68,7 @@ class Chain(threading.Thread):
 
     def _died(self):
         log = self._fleet.log()
-        if crash_hook.told(self.point) in log[self._log_at :]:
+        if crash_hook.crash_line(self.point) in log[self._log_at :]:
             self.deaths[self._left.pop(0)] = None
         else:
             self.wrong = f"the server ended, and not at {self.point}: {log[self._log_at :][-500:]}"

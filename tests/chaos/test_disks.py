@@ -70,7 +70,7 @@ def refused(now, patch):
     """One request, asked once."""
     asked_s = time.monotonic()
     with patch.context() as once, pytest.raises(FleetError) as e:
-        once.setattr(transport, "PATIENCE", 1)
+        once.setattr(transport, "MAX_TRIES", 1)
         now.run("true", key=f"{now.folder}-refused")
     now.took("refused_s", time.monotonic() - asked_s)
     now.record["refusal"] = str(e.value)[:300]

@@ -36,7 +36,7 @@ def test_a_store_that_is_locked_refuses_within_seconds_and_training_goes_on(case
             other.execute("BEGIN EXCLUSIVE")
             now.inject(lambda: None)
             with monkeypatch.context() as once, pytest.raises(FleetError) as e:
-                once.setattr(transport, "PATIENCE", 1)  # else the client asks again and again for half a minute
+                once.setattr(transport, "MAX_TRIES", 1)  # else the client asks again and again for half a minute
                 now.run("true")
             now.took("refused_s", time.monotonic() - now.at_s)
             now.record["refusal"] = str(e.value)[:300]

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from cluster import archive_checks, archive_unpack
-from cluster.archive_links import MAX_HOPS, Tree
+from cluster.archive_links import MAX_HOPS, ArchiveTree
 from cluster.errors import PolyfleetError
 
 NAMES = ("a", "lib/mod.py", "lib/deep/x", "empty/", "Case/File")
@@ -53,7 +53,7 @@ ATTACKS = {
 
 
 def refusals(links):
-    tree = Tree((*NAMES, *links), links)
+    tree = ArchiveTree((*NAMES, *links), links)
     return [reason for name in links if (reason := tree.link_error(name))]
 
 
@@ -69,7 +69,7 @@ def test_what_could_lead_elsewhere_may_not(links):
 
 def test_a_link_to_a_folder_is_known_as_one():
     links = {"file": "a", "folder": "lib", "second": "folder", "whole": "."}
-    tree = Tree((*NAMES, *links), links)
+    tree = ArchiveTree((*NAMES, *links), links)
     assert [name for name in links if tree.leads_to_folder(name)] == ["folder", "second", "whole"]
 
 
@@ -100,7 +100,7 @@ def test_no_archive_leads_out_of_its_folder_on_a_real_disk(tmp_path):
     chance, taken = random.Random(30), 0
     for number in range(4000):
         names, links = made_up(chance)
-        tree = Tree(names, links)
+        tree = ArchiveTree(names, links)
         allowed = not any(map(tree.link_error, links))
         if not allowed and number % 20:
             continue

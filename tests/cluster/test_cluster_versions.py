@@ -2,15 +2,15 @@
 
 import pytest
 
-from cluster.cluster_versions import Versions, ours, read, refuse_other
+from cluster.cluster_versions import Versions, check_versions, own_versions, read
 from cluster.errors import SpecError
 
 OWN = Versions("2.60.0", "3.11.9")
 
 
-@pytest.mark.parametrize("theirs", [None, OWN, Versions("2.60.0", "3.11.2"), ours()])
+@pytest.mark.parametrize("theirs", [None, OWN, Versions("2.60.0", "3.11.2"), own_versions()])
 def test_the_same_ray_and_minor_python_may_be_joined_and_what_is_not_known_is_left_to_ray(theirs):
-    refuse_other("h:1", theirs, ours() if theirs == ours() else OWN)
+    check_versions("h:1", theirs, own_versions() if theirs == own_versions() else OWN)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_the_same_ray_and_minor_python_may_be_joined_and_what_is_not_known_is_le
 )
 def test_another_ray_or_minor_python_is_refused_with_both_versions_and_what_to_do(theirs, told):
     with pytest.raises(SpecError) as refused:
-        refuse_other("h:1", theirs, OWN)
+        check_versions("h:1", theirs, OWN)
     assert (str(refused.value), refused.value.exit_code) == (told, 2)
 
 
 def test_where_no_ray_answers_nothing_is_known(tmp_path, monkeypatch):
-    monkeypatch.setattr("cluster.cluster_versions.ANSWER_S", 0.01)
+    monkeypatch.setattr("cluster.cluster_versions.REPLY_TIMEOUT_S", 0.01)
     token = tmp_path / "token"
     token.write_text("0" * 32)
     assert read("127.0.0.1:1", token) is None

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.content_cache import Contents, source_key
+from cluster.content_cache import ContentCache, source_key
 from cluster.content_hash import content_of
 from cluster.errors import FleetError, NotFound, UserError
 
 
 @pytest.fixture
 def kept(tmp_path):
-    return Contents(tmp_path / "kept")
+    return ContentCache(tmp_path / "kept")
 
 
 def folder(path: Path, **files: str) -> Path:
@@ -73,8 +73,8 @@ def test_what_is_kept_is_found_by_hash_and_source_and_nobody_has_the_right_to_wr
     (made / "a/run").chmod(0o755)
     key = source_key("s3://bucket/p", "version 1")
     found = kept.keep(made, came_from=key)
-    assert not made.exists() and kept.find(found.sha256).bytes == 2 and kept.found_at(key) == found.sha256
-    assert kept.found_at(source_key("s3://bucket/p", "version 2")) == ""
+    assert not made.exists() and kept.find(found.sha256).bytes == 2 and kept.source_sha256(key) == found.sha256
+    assert kept.source_sha256(source_key("s3://bucket/p", "version 2")) == ""
     assert kept.keys() == [found.sha256[:16], source_key("s3://bucket/p")]
     with kept.used(found.sha256) as (content, _):
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in [content, *content.rglob("*")]}
@@ -126,22 +126,22 @@ def test_the_one_that_was_not_used_for_longest_goes_first_and_never_one_in_use(t
     oldest, middle, newest = three(tmp_path, kept)
     with kept.used(oldest):
         os.utime(kept.root / oldest / "lock", (1000, 1000))
-        kept.make_room(5, 34)
+        kept.free_space(5, 34)
         assert [kept.find(one) is not None for one in (oldest, middle, newest)] == [True, False, True]
         with kept.used(newest), pytest.raises(FleetError, match="running attempts use 20 of 25"):
-            kept.make_room(10, 25)
-    kept.make_room(10, 15)
+            kept.free_space(10, 25)
+    kept.free_space(10, 15)
     assert kept.find(oldest) is None and kept.find(newest) is None
 
 
 def test_room_is_made_on_a_full_disk_too_and_what_can_never_fit_is_refused(tmp_path, kept):
     oldest, middle, newest = three(tmp_path, kept)
-    kept.make_room(15, 10**6, free_bytes=8)
+    kept.free_space(15, 10**6, free_bytes=8)
     assert [kept.find(one) is not None for one in (oldest, middle, newest)] == [False, True, True]
     with pytest.raises(UserError, match="the data has 50 bytes; the cache is limited to 40"):
-        kept.make_room(50, 40)
+        kept.free_space(50, 40)
     with pytest.raises(FleetError, match="30 are free"):
-        kept.make_room(100, 10**6, free_bytes=10)
+        kept.free_space(100, 10**6, free_bytes=10)
 
 
 def test_an_entry_that_is_gone_cannot_be_used(tmp_path, kept):

@@ -50,7 +50,7 @@ def test_a_fleet_whose_head_is_gone_is_headless_an_attached_one_never():
 def test_many_makers_at_once_agree_on_one_token_of_mode_0600(tmp_path: Path):
     path = tmp_path / "t" / "token"
     with ThreadPoolExecutor(8) as threads:
-        seen = list(threads.map(lambda _: tokens.read(tokens.ensure(path)), range(32)))
+        seen = list(threads.map(lambda _: tokens.read(tokens.create_token(path)), range(32)))
     assert len(set(seen)) == 1 and len(seen[0]) == 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["token"]
@@ -89,9 +89,9 @@ def test_a_token_stays_ours_when_making_the_next_one_broke_off(tmp_path: Path):
 
 
 def test_a_token_file_that_others_can_read_is_closed(tmp_path: Path):
-    path = tokens.ensure(tmp_path / "token")
+    path = tokens.create_token(tmp_path / "token")
     path.chmod(0o644)
-    assert stat.S_IMODE(tokens.ensure(path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(tokens.create_token(path).stat().st_mode) == 0o600
 
 
 def test_another_clusters_ray_variables_do_not_reach_ours():
@@ -123,7 +123,7 @@ def test_an_emulated_device_is_counted_as_the_cpu_it_is():
 def test_a_foreign_cluster_without_a_token_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(FleetError, match="RAY_AUTH_MODE=token"):
-        tokens.foreign_token()
+        tokens.external_token()
 
 
 def test_connecting_drops_variables_of_other_clusters(monkeypatch: pytest.MonkeyPatch):
@@ -144,7 +144,7 @@ for path in sys.argv[1:]:
     from ray._raylet import AuthenticationTokenLoader
     print(AuthenticationTokenLoader.instance().get_token_for_http_header()["authorization"])
 """
-    paths = [tokens.ensure(tmp_path / name) for name in ("first", "second")]
+    paths = [tokens.create_token(tmp_path / name) for name in ("first", "second")]
     told = subprocess.run([sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True, timeout=180)
     assert told.stdout.split()[1::2] == [tokens.read(path) for path in paths]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.folder_access import PIECE_BYTES, Tree, digest, plain
-from cluster.folder_entries import link_refusal
+from cluster.folder_access import PIECE_BYTES, FolderTree, digest, normalize_path
+from cluster.folder_entries import link_error
 
 
 @pytest.fixture
 def tree(tmp_path):
     (tmp_path / "root").mkdir()
-    return Tree(tmp_path / "root")
+    return FolderTree(tmp_path / "root")
 
 
 def paths(entries):
@@ -69,7 +69,7 @@ def test_a_base_that_was_replaced_by_a_link_is_not_entered(tree, tmp_path):
     (tree.root / "job").mkdir()
     (tree.root / "job/output-1").symlink_to(tmp_path)
     with pytest.raises(UserError, match="name a path without links"):
-        Tree(tree.root, "job/output-1").entries()
+        FolderTree(tree.root, "job/output-1").entries()
 
 
 def test_a_pipe_is_no_file_and_nobody_waits_for_it(tree):
@@ -82,7 +82,7 @@ def test_a_pipe_is_no_file_and_nobody_waits_for_it(tree):
 
 @pytest.mark.parametrize("path", ["..", "a/../../b", "/etc", "a\0b", "a\\b", "x" * 300, "/".join("d" * 70)])
 def test_a_path_that_could_leave_the_folder_is_refused(tree, path):
-    for call in (tree.look, lambda p: tree.read(p, 0), lambda p: tree.write(p, 0, b""), tree.make, plain):
+    for call in (tree.look, lambda p: tree.read(p, 0), lambda p: tree.write(p, 0, b""), tree.make, normalize_path):
         with pytest.raises(UserError):
             call(path)
 
@@ -102,7 +102,7 @@ def test_a_path_that_could_leave_the_folder_is_refused(tree, path):
     ],
 )
 def test_only_a_link_that_stays_inside_is_made(tree, path, target, stays):
-    assert (link_refusal(path, target) == "") is stays
+    assert (link_error(path, target) == "") is stays
     if stays:
         tree.link(path, target)
         assert (tree.root / path).readlink() == Path(target)
@@ -132,7 +132,7 @@ def test_a_file_is_written_in_pieces_and_has_their_hashes(tree):
 
 
 def test_a_file_takes_its_place_at_once_and_no_other_s_unless_that_is_wanted(tree, tmp_path):
-    other = Tree(tmp_path)
+    other = FolderTree(tmp_path)
     tree.write("new", 0, b"new")
     other.write("there/old", 0, b"old")
     with pytest.raises(Conflict):

@@ -11,7 +11,7 @@ import pytest
 from cluster import environments, interpreters
 from cluster.errors import UserError
 from cluster.fleet_spec_fields import EnvironmentSpec
-from cluster.interpreters import NEEDED, for_nodes, look
+from cluster.interpreters import REQUIRED_MODULES, inspect_interpreter, node_interpreter
 from cluster.recipes import NODE_PACKAGES
 
 
@@ -22,21 +22,21 @@ def script(path: Path, text: str) -> Path:
 
 
 def test_ours_runs_nodes_and_ranks():
-    found = look(sys.executable, ["torch", "no-such-package"], ["torch_xla", "json"])
+    found = inspect_interpreter(sys.executable, ["torch", "no-such-package"], ["torch_xla", "json"])
     assert (found.python, found.refusal, found.runs_ray) == (platform.python_version(), "", True)
-    assert found.versions.keys() == {"ray", "torch"} and {*NEEDED, "json"} <= found.modules
-    assert for_nodes(Path(sys.executable)) == Path(sys.executable)
+    assert found.versions.keys() == {"ray", "torch"} and {*REQUIRED_MODULES, "json"} <= found.modules
+    assert node_interpreter(Path(sys.executable)) == Path(sys.executable)
 
 
 def test_a_python_without_ray_runs_ranks_and_its_nodes_run_from_ours(rayless):
-    found = look(rayless)
+    found = inspect_interpreter(rayless)
     assert (found.refusal, found.runs_ray) == ("", False)
-    assert for_nodes(rayless) == Path(sys.executable)
+    assert node_interpreter(rayless) == Path(sys.executable)
     assert environments.create(EnvironmentSpec(interpreter=str(rayless))) == rayless
 
 
 def test_ray_runs_only_under_our_python_to_the_patch_and_our_own_version_of_it():
-    found = look(sys.executable)
+    found = inspect_interpreter(sys.executable)
     assert not replace(found, python="3.12.99").runs_ray
     assert not replace(found, versions={"ray": "2.0.0"}).runs_ray
 
@@ -70,9 +70,9 @@ def test_what_ranks_cannot_run_from_is_refused_with_what_it_lacks(tmp_path, says
 
 
 def test_one_that_cannot_be_started_or_never_answers_is_told(tmp_path, monkeypatch):
-    assert look(tmp_path / "absent").refusal.startswith("cannot be run: ")
+    assert inspect_interpreter(tmp_path / "absent").refusal.startswith("cannot be run: ")
     monkeypatch.setattr(interpreters, "TIMEOUT_S", 0.1)
-    assert "timed out" in look(script(tmp_path / "python", "exec sleep 60")).refusal
+    assert "timed out" in inspect_interpreter(script(tmp_path / "python", "exec sleep 60")).refusal
 
 
 RANKS = "import workers.attempt.rank_main, workers.tasks.train, workers.tasks.prepare, workers.tasks.benchmark"
@@ -93,5 +93,5 @@ builtins.__import__ = noted
 print(*sorted(found - set(sys.stdlib_module_names) - {set(OF_OURS)}))
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "torch" in said and set(said) <= set(NEEDED)
-    assert {*NEEDED} - {"torch"} <= {line.partition(">")[0].replace("-", "_") for line in NODE_PACKAGES}
+    assert "torch" in said and set(said) <= set(REQUIRED_MODULES)
+    assert {*REQUIRED_MODULES} - {"torch"} <= {line.partition(">")[0].replace("-", "_") for line in NODE_PACKAGES}

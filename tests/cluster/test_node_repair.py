@@ -15,7 +15,7 @@ from cluster.errors import Conflict
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import parse_fleet
 from cluster.node_repair import HEAD, NodeRepair, RepairResult, backoff_left_s, lost_nodes
-from cluster.processes import alive, identify
+from cluster.processes import identify, is_alive
 
 ENDS = f"""#!/bin/sh
 [ "$1" = -c ] && exec {sys.executable} "$@" || echo "no device"
@@ -52,7 +52,7 @@ def ended(node: str) -> None:
     now = fleet_record.read()
     assert now is not None
     [process] = [p.process for p in now.processes if p.node == node]
-    while alive(process):
+    while is_alive(process):
         pass
 
 
@@ -82,7 +82,8 @@ def test_a_node_that_ends_again_and_again_is_held_with_the_reason(record: FleetR
     held = repairs.restart_lost_nodes()
     assert held.started == () and list(held.postponed) == ["cpu-0"]
     assert (
-        "node cpu-0 ended again after 3 restarts within 10 minutes; the next start is in 520 s" in held.postponed["cpu-0"]
+        "node cpu-0 ended again after 3 restarts within 10 minutes; the next start is in 520 s"
+        in held.postponed["cpu-0"]
     )
     clock.now_s = 601.0
     assert repairs.restart_lost_nodes().started == ("cpu-0",)
@@ -119,7 +120,7 @@ def test_down_waits_for_a_repair_to_end(record: FleetRecord, monkeypatch: pytest
     fleet_record.write(replace(record, processes=()))
 
     def repair() -> None:
-        with fleet_lock(embedded.REPAIR):
+        with fleet_lock(embedded.REPAIR_MARK):
             ends.set()
             assert waits.wait(30)
 
@@ -158,10 +159,10 @@ def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started
     up = replace(record, processes=(*record.processes, worker))
     fleet_record.write(replace(up, state="stopping"))
     NodeRepair(print).stop_node("cpu-0")
-    assert alive(process) and alive(child), "whoever stops the fleet ends it"
+    assert is_alive(process) and is_alive(child), "whoever stops the fleet ends it"
     fleet_record.write(up)
     NodeRepair(print).stop_node("cpu-1")
-    assert alive(process)
+    assert is_alive(process)
     NodeRepair(print).stop_node("cpu-0")
     assert node.communicate(timeout=180)[0] == "told\n"
-    assert not alive(process) and not alive(child)
+    assert not is_alive(process) and not is_alive(child)

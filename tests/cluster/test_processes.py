@@ -10,9 +10,9 @@ import pytest
 from cluster.processes import (
     ProcessId,
     age_s,
-    alive,
     free_port,
     identify,
+    is_alive,
     kill,
     kill_trees,
     processes_of_module,
@@ -41,17 +41,17 @@ def test_a_detached_process_leads_a_session_of_its_own_and_writes_to_its_log(tmp
     process = sleeper(tmp_path, "import os; print(os.getsid(0) == os.getpid(), flush=True)")
     psutil.Process(process.pid).wait(30)
     assert (tmp_path / "log").read_text() == "True\n"
-    assert not alive(process)
+    assert not is_alive(process)
 
 
 def test_a_process_of_another_start_time_is_not_the_same(tmp_path: Path):
     process = sleeper(tmp_path)
     boot, _, ticks = str(process.created).rpartition(":")
     stranger = replace(process, created=f"{boot}:{int(ticks) - 6000}")
-    assert alive(process) and not alive(stranger)
-    assert stop([stranger]) == 0 and alive(process)
+    assert is_alive(process) and not is_alive(stranger)
+    assert stop([stranger]) == 0 and is_alive(process)
     stop([process])
-    assert not alive(process)
+    assert not is_alive(process)
 
 
 def test_a_step_of_the_clock_makes_no_process_another(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_a_step_of_the_clock_makes_no_process_another(tmp_path: Path):
 def test_a_record_of_an_older_version_holds_epoch_seconds(tmp_path: Path):
     process = sleeper(tmp_path)
     created_s = psutil.Process(process.pid).create_time()
-    assert alive(ProcessId(process.pid, created_s)) and not alive(ProcessId(process.pid, created_s - 60))
+    assert is_alive(ProcessId(process.pid, created_s)) and not is_alive(ProcessId(process.pid, created_s - 60))
     stop([process])
 
 
@@ -108,10 +108,10 @@ def test_stop_takes_the_whole_family_even_who_ignores_sigterm(tmp_path: Path):
     """
     parent = sleeper(tmp_path, code)
     while not (told := (tmp_path / "log").read_text()):
-        assert alive(parent)
+        assert is_alive(parent)
     child = identify(int(told))
     assert stop([parent], grace_s=0.2) >= 1
-    assert not alive(parent) and not alive(child)
+    assert not is_alive(parent) and not is_alive(child)
 
 
 def test_a_zombie_is_not_alive():
@@ -119,7 +119,7 @@ def test_a_zombie_is_not_alive():
     process = identify(child.pid)
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
         pass
-    assert not alive(process)
+    assert not is_alive(process)
     child.wait()
 
 
@@ -136,10 +136,10 @@ def test_what_a_stopped_process_started_for_good_lives_on(tmp_path: Path):
     )
     server = sleeper(tmp_path, starts)
     while "started" not in (tmp_path / "log").read_text():
-        assert alive(server)
+        assert is_alive(server)
     node = identify(int((tmp_path / "pid").read_text()))
     stop([server], grace_s=5, spare=[node])
-    assert alive(node) and not alive(server)
+    assert is_alive(node) and not is_alive(server)
     stop([node])
 
 

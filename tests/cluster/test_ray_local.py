@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.processes import identify
-from cluster.ray_local import LocalNode, address_towards, addresses_here, choose, local
+from cluster.ray_local import LocalNode, address_towards, addresses_here, choose, local_nodes
 
 OWN = identify(os.getpid())
 HEAD, WORKER, OURS, OTHERS = (f"{number:056x}" for number in range(4))
@@ -42,7 +42,7 @@ def test_a_node_counts_that_is_at_an_address_of_this_machine_runs_here_and_lets_
     raylets = dict.fromkeys((HEAD, WORKER), OWN)
 
     def found(*rows) -> list[str]:
-        return [node.ray_id for node in local(rows, {"10.0.0.1", "127.0.0.1"}, raylets)]
+        return [node.ray_id for node in local_nodes(rows, {"10.0.0.1", "127.0.0.1"}, raylets)]
 
     assert found(row(HEAD, sockets), row(WORKER, sockets)) == [HEAD, WORKER]
     assert found(row(HEAD, sockets, "10.0.0.2")) == [], "another machine's"

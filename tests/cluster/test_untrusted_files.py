@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.untrusted_files import (
-    LARGEST_INTEGER,
+    MAX_INTEGER,
     UnreadableFile,
     depth,
     open_untrusted_in,
@@ -92,9 +92,9 @@ def test_json_that_would_harm_its_reader_is_refused(text: bytes):
 
 
 def test_numbers_up_to_64_bits_are_read_exactly():
-    assert parse_json(b"[%d, -1.5]" % LARGEST_INTEGER, "it") == [LARGEST_INTEGER, -1.5]
+    assert parse_json(b"[%d, -1.5]" % MAX_INTEGER, "it") == [MAX_INTEGER, -1.5]
     with pytest.raises(UnreadableFile, match="beyond 64 bits"):
-        parse_json(b"%d" % (LARGEST_INTEGER + 1), "it")
+        parse_json(b"%d" % (MAX_INTEGER + 1), "it")
 
 
 def test_brackets_in_strings_do_not_count():
@@ -141,7 +141,7 @@ def test_a_reader_without_descriptors_blames_nobody(tmp_path: Path):
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
-integers = st.integers(-LARGEST_INTEGER, LARGEST_INTEGER)
+integers = st.integers(-MAX_INTEGER, MAX_INTEGER)
 values = st.recursive(
     st.none() | st.booleans() | finite | integers | st.text(),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),

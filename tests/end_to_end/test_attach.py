@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster import code_export, tokens
-from cluster.processes import alive, free_port, start_detached, stop
+from cluster.processes import free_port, is_alive, start_detached, stop
 from cluster.ray_node import head_command, node_environment
 from orchestrator import Orchestrator, RunJob
 
@@ -26,7 +26,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def somebodys_ray(theirs: Path) -> Iterator[tuple[str, Path]]:
     """Address and token of a one-node cluster with two CPUs, on loopback; it has our package, as its nodes must."""
-    token, port = tokens.ensure(theirs / "their-token"), free_port()
+    token, port = tokens.create_token(theirs / "their-token"), free_port()
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     with tempfile.TemporaryDirectory(prefix="pf-t-", dir="/tmp", ignore_cleanup_errors=True) as temp:
         command = [c for c in head_command(Path(sys.executable), port, Path(temp)) if not c.startswith("--labels")]
@@ -35,7 +35,7 @@ def somebodys_ray(theirs: Path) -> Iterator[tuple[str, Path]]:
         log = theirs / "ray.log"
         head = start_detached(command, env=env, cwd=theirs, log=log)
         while b"Ray runtime started" not in log.read_bytes():
-            assert alive(head), log.read_text()
+            assert is_alive(head), log.read_text()
             time.sleep(0.05)
         yield f"127.0.0.1:{port}", token
         stop([head])

@@ -19,7 +19,7 @@ from ray._private.services import get_node_ip_address
 from cluster import code_export, strict_yaml, tokens
 from cluster.errors import SpecError
 from cluster.fleet_spec import load_fleet
-from cluster.processes import alive, free_port, start_detached, stop
+from cluster.processes import free_port, is_alive, start_detached, stop
 from cluster.ray_node import node_environment, token_environment
 from cluster.render import ray_autoscaler
 from orchestrator import Orchestrator, RunJob
@@ -68,7 +68,7 @@ def autoscaling_config(fleet: Path) -> str:
 @pytest.fixture
 def growing_ray(tmp_path: Path) -> Iterator[tuple[str, Path, Path]]:
     """Address, token and fleet file of a cluster that has a head, an autoscaler, and no other node yet."""
-    address, token = f"{get_node_ip_address()}:{free_port()}", tokens.ensure(tmp_path / "their-token")
+    address, token = f"{get_node_ip_address()}:{free_port()}", tokens.create_token(tmp_path / "their-token")
     fleet, config, log = tmp_path / "fleet.yaml", tmp_path / "autoscaler.yaml", tmp_path / "ray.log"
     fleet.write_text(FLEET % ("cloud_of_a_test.Cloud", address, HEAD_ID))
     (tmp_path / "cloud_of_a_test.py").write_text(CLOUD)
@@ -89,7 +89,7 @@ def growing_ray(tmp_path: Path) -> Iterator[tuple[str, Path, Path]]:
         head = start_detached(command, env=env, cwd=tmp_path, log=log)
         try:
             while b"Ray runtime started" not in log.read_bytes():
-                assert alive(head), log.read_text()
+                assert is_alive(head), log.read_text()
                 time.sleep(0.05)
             yield address, token, fleet
         finally:

@@ -115,7 +115,7 @@ def live(tmp_path, recorded, monkeypatch, stage):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("POLYFLEET_HOME", str(home))
-    token = tokens.read(tokens.ensure(home / "token"))
+    token = tokens.read(tokens.create_token(home / "token"))
     fleet, stopped = recorded.RecordedFleet(home, monkeypatch), threading.Event()
     fleet.up()
     service = Service(home)

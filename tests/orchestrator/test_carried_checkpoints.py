@@ -53,31 +53,31 @@ def cut(done, total):
 
 def test_a_checkpoint_goes_to_a_pool_and_comes_home_and_nothing_travels_twice(client, live, large, tmp_path):
     up, down = [], []
-    told = checkpoint_transfer.up(client, str(large.parent), "xla:sent", seen(up))
+    told = checkpoint_transfer.upload_checkpoint(client, str(large.parent), "xla:sent", seen(up))
     assert told["target"] == f"xla:sent/{large.name}" and told["transferred_bytes"] == told["bytes"] == up[-1][0]
     assert client.checkpoint_tool("verify", {"place": "xla:sent"})["ok"]
-    assert checkpoint_transfer.up(client, str(large), "xla:sent", seen(up))["already_there"]
-    back = checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), seen(down))
+    assert checkpoint_transfer.upload_checkpoint(client, str(large), "xla:sent", seen(up))["already_there"]
+    back = checkpoint_transfer.download_checkpoint(client, "xla:sent", str(tmp_path / "back"), seen(down))
     assert back["transferred_bytes"] == back["bytes"] == down[-1][0]
     assert run_in_child("check", {"path": back["target"]})["ok"]
-    again = checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), seen(down))
+    again = checkpoint_transfer.download_checkpoint(client, "xla:sent", str(tmp_path / "back"), seen(down))
     assert again["already_there"] and again["transferred_bytes"] == 0
 
 
 def test_a_copy_that_was_cut_leaves_nothing_that_counts_and_goes_on_where_it_was(
     client, live, large, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(checkpoint_transfer, "AT_ONCE", 1)
+    monkeypatch.setattr(checkpoint_transfer, "MAX_PARALLEL", 1)
     with pytest.raises(Cut):
-        checkpoint_transfer.up(client, str(large), "xla:sent", cut)
+        checkpoint_transfer.upload_checkpoint(client, str(large), "xla:sent", cut)
     assert client.checkpoints("xla") == []
     progress = []
-    told = checkpoint_transfer.up(client, str(large), "xla:sent", seen(progress))
+    told = checkpoint_transfer.upload_checkpoint(client, str(large), "xla:sent", seen(progress))
     assert 0 < told["transferred_bytes"] < told["bytes"] == progress[-1][0]
     with pytest.raises(Cut):
-        checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), cut)
+        checkpoint_transfer.download_checkpoint(client, "xla:sent", str(tmp_path / "back"), cut)
     assert list((tmp_path / "back").glob("step-*")) == []
-    told = checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), seen(progress))
+    told = checkpoint_transfer.download_checkpoint(client, "xla:sent", str(tmp_path / "back"), seen(progress))
     assert 0 < told["transferred_bytes"] < told["bytes"]
     assert run_in_child("check", {"path": told["target"]})["ok"]
 
@@ -90,12 +90,12 @@ def test_a_chunk_that_is_not_what_the_manifest_says_is_refused_on_arrival(client
     whole[-1] ^= 1
     (copy / shard.name).write_bytes(whole)
     with pytest.raises(UserError, match="arrived damaged"):
-        checkpoint_transfer.up(client, str(copy), "xla:sent", seen([]))
+        checkpoint_transfer.upload_checkpoint(client, str(copy), "xla:sent", seen([]))
     assert client.checkpoints("xla") == []
 
 
 def test_what_a_client_names_cannot_leave_the_storage_or_the_checkpoint(client, live, large):
-    place = client.checkpoint_place("xla:sent")
+    place = client.checkpoint_destination("xla:sent")
     text = (large / "MANIFEST.json").read_bytes()
     for name in ("../evil", "step-00000007-abcdef01/../x", "x"):
         with pytest.raises(UserError, match="is not a checkpoint's name"):
@@ -111,7 +111,7 @@ def test_what_a_client_names_cannot_leave_the_storage_or_the_checkpoint(client, 
 
 
 def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
-    place = client.checkpoint_place("xla:sent")
+    place = client.checkpoint_destination("xla:sent")
     with pytest.raises(UserError):
         client.checkpoint_begin(place, large.name, b'{"version": 1}')
     assert client.checkpoints("xla") == []
@@ -119,7 +119,7 @@ def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
 
 def test_a_file_of_this_machine_is_imported_into_a_pool(client, live, large, tmp_path):
     source = str(tmp_path / "src/model.safetensors")
-    told = checkpoint_transfer.bring_in(client, source, "xla:brought", {"step": 3}, seen([]))
+    told = checkpoint_transfer.import_local(client, source, "xla:brought", {"step": 3}, seen([]))
     assert told["path"].startswith("xla:brought/step-00000003-") and told["transferred_bytes"] > 3 * CHUNK
     assert client.checkpoint_tool("verify", {"place": told["path"]})["ok"]
     assert client.checkpoint_show("xla:brought")["step"] == 3
@@ -134,11 +134,11 @@ def test_a_folder_of_links_is_sent_as_the_files_behind_them_and_a_link_to_nothin
     (cache / "model.safetensors").symlink_to(tmp_path / "src/model.safetensors")
     (tmp_path / "latest").symlink_to(cache)
     for source in (cache, tmp_path / "latest", cache / "model.safetensors"):
-        told = checkpoint_transfer.bring_in(client, str(source), "xla:brought", {"step": 3}, seen([]))
+        told = checkpoint_transfer.import_local(client, str(source), "xla:brought", {"step": 3}, seen([]))
         assert told["bytes"] == client.checkpoint_show("xla:brought")["bytes"]
     (cache / "config.json").symlink_to("../blobs/gone")
     with pytest.raises(UserError, match=r"config\.json cannot be sent: it is a link to \.\./blobs/gone"):
-        checkpoint_transfer.bring_in(client, str(cache), "xla:brought", {}, seen([]))
+        checkpoint_transfer.import_local(client, str(cache), "xla:brought", {}, seen([]))
 
 
 def test_a_checkpoint_of_links_goes_to_a_pool(client, live, large, tmp_path):
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_links_goes_to_a_pool(client, live, large, tmp_path):
     large.mkdir()
     for file in moved.iterdir():
         (large / file.name).symlink_to(file)
-    told = checkpoint_transfer.up(client, str(large), "xla:linked", seen([]))
+    told = checkpoint_transfer.upload_checkpoint(client, str(large), "xla:linked", seen([]))
     assert told["transferred_bytes"] == told["bytes"]
     assert client.checkpoint_tool("verify", {"place": "xla:linked"})["ok"]
 
@@ -175,12 +175,12 @@ def test_what_is_no_checkpoint_is_refused_and_imports_nothing(client, live, tmp_
     (tmp_path / "run/iter_0000001/mp_rank_00/model_optim_rng.pt").touch()
     for source, names in (("x.pt", 1), ("run", 2)):
         with pytest.raises(UserError) as error:
-            checkpoint_transfer.bring_in(client, str(tmp_path / source), "xla:brought", {}, seen([]))
+            checkpoint_transfer.import_local(client, str(tmp_path / source), "xla:brought", {}, seen([]))
         assert str(error.value).count(str(tmp_path / source)) == names and ".uploads" not in str(error.value)
         wait_for(lambda: not any((live.home / "storage/xla/.uploads").iterdir()), "what was sent is removed")
     assert client.checkpoints("xla") == []
     with pytest.raises(UserError, match="no checkpoint at"):
-        checkpoint_transfer.up(client, str(tmp_path), "xla:x", seen([]))
+        checkpoint_transfer.upload_checkpoint(client, str(tmp_path), "xla:x", seen([]))
 
 
 def test_two_imports_of_one_file_at_once_both_arrive(client, live, large, tmp_path):
@@ -189,7 +189,7 @@ def test_two_imports_of_one_file_at_once_both_arrive(client, live, large, tmp_pa
 
     def bring(step, progress):
         with http.connect(start=False, progress=messages.append) as own:
-            return checkpoint_transfer.bring_in(own, str(source), "xla:twice", {"step": step}, progress)
+            return checkpoint_transfer.import_local(own, str(source), "xla:twice", {"step": step}, progress)
 
     with ThreadPoolExecutor(1) as other:
 

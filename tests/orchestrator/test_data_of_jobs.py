@@ -271,7 +271,7 @@ def test_what_is_not_in_the_store_ends_the_job_and_trouble_does_not(live, bucket
 def test_the_option_names_uri_and_mount_and_adds_to_a_job_files_own(tmp_path):
     def data(*given, words=(), command=("true",)):
         asked = job_arguments.SubmitArguments(list(words), None if words else list(command), data=list(given))
-        return [(one.uri, one.mount) for one in job_arguments.specs_of(asked)[0].data]
+        return [(one.uri, one.mount) for one in job_arguments.build_specs(asked)[0].data]
 
     assert data("s3://bucket/x:data/", "./a:b:c") == [("s3://bucket/x", "data/"), ("./a:b", "c")]
     file = tmp_path / "job.yaml"

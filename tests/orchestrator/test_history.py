@@ -8,7 +8,7 @@ import sqlalchemy
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import TERMINAL
-from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.runtime.jobs_page import JobsQuery
 
 ENDED = 5000
 RUN = {"task": "run", "command": "true", "name": "hello"}
@@ -64,7 +64,7 @@ def one_life(live, wait_for):
 
 def one_page(live, before=None):
     with asked(live.service.store) as found:
-        assert live.service.jobs(JobsWanted(limit=20, before=before)).rows
+        assert live.service.jobs(JobsQuery(limit=20, before=before)).rows
     return found
 
 

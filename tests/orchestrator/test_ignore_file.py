@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.errors import SpecError
 from orchestrator import code_archive, excluded_files, ignore_file, submitted_folder
-from orchestrator.ignore_patterns import parsed, quoted
+from orchestrator.ignore_patterns import escape_name, parse_rules
 
 LINES = r"""
 # a comment, then what looks like one
@@ -162,7 +162,7 @@ def test_whatever_is_written_git_agrees(tmp_path_factory, lines, parts):
         ["git", "check-ignore", "--no-index", "--stdin", "-z"], cwd=folder, capture_output=True,
         input="\0".join(asked).encode(),
     ).stdout.decode()  # fmt: skip
-    rules = ignore_file.ignored(folder).inside(folder, "")
+    rules = ignore_file.load_rules(folder).inside(folder, "")
     ours = [name for name in asked if stays(rules, name)]
     assert ours == [name for name in told.split("\0") if name]
 
@@ -228,7 +228,7 @@ def test_what_git_leaves_out_is_counted_named_and_said_how_to_bring_along(folder
         "left out of the submitted folder, because .gitignore names them: 4 files (data/, m [1].o)."
         " To send data/ anyway, write !/data/ into .polyfleetignore"
     )
-    (folder / ".polyfleetignore").write_text(f"!/data/\n!{quoted('m [1].o')}\n")
+    (folder / ".polyfleetignore").write_text(f"!/data/\n!{escape_name('m [1].o')}\n")
     package = pack(folder)
     assert {"data/x/3", "m [1].o"} <= set(names(package))
     assert told_beside_history(package) == []
@@ -279,6 +279,6 @@ def test_a_file_of_very_many_lines_is_named(folder, file, most):
 
 
 def test_a_pattern_made_to_take_long_takes_no_time():
-    rules = parsed("*a" * 60 + "b\n" + "**/" * 60 + "x\n")
+    rules = parse_rules("*a" * 60 + "b\n" + "**/" * 60 + "x\n")
     assert rules.match("a" * 5000, False) is None
     assert rules.match("a/" * 60 + "y", False) is None

@@ -33,32 +33,34 @@ def theirs(tmp_path: Path) -> Path:
 @pytest.fixture
 def installed(theirs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(theirs))
-    monkeypatch.setattr(plugins, "KNOWN", {})
-    monkeypatch.setattr(installed_policies, "KNOWN", plugins.KNOWN)
-    monkeypatch.setattr(replay, "KNOWN", plugins.KNOWN)
+    monkeypatch.setattr(plugins, "INSTALLED", {})
+    monkeypatch.setattr(installed_policies, "INSTALLED", plugins.INSTALLED)
+    monkeypatch.setattr(replay, "INSTALLED", plugins.INSTALLED)
     installed_policies.load.cache_clear()
     yield theirs
     installed_policies.load.cache_clear()
 
 
 def test_they_may_be_named_in_fleet_files_and_never_replace_one_of_ours(installed: Path):
-    assert policies.names() == (*policies.OURS, "broken", "longest_first")
+    assert policies.names() == (*policies.BUILTIN, "broken", "longest_first")
     assert policies.PolicySpec.model_validate("longest_first").name == "longest_first"
     installed_policies.load()
-    assert sorted(plugins.KNOWN) == ["broken", "longest_first"]
+    assert sorted(plugins.INSTALLED) == ["broken", "longest_first"]
     replay.check_policy("longest_first")
 
 
 def test_one_that_cannot_be_loaded_or_is_gone_says_so_when_it_is_asked(installed: Path):
-    installed_policies.expect("gone")
+    installed_policies.register_expected("gone")
     for name, told in (("broken", "it cannot be loaded: AttributeError"), ("gone", "it is not installed where")):
         with pytest.raises(installed_policies.NotUsableError, match=told):
-            plugins.KNOWN[name](None)  # type: ignore[arg-type]
+            plugins.INSTALLED[name](None)  # type: ignore[arg-type]
 
 
 def test_doctor_names_a_policy_that_fails():
-    controller = health.ControllerSeen(0.0, "", policy_fault="policy 'theirs' raised KeyError: 'x'")
-    [(node, finding)] = health._controller(health.Seen(controller, health.StoreSeen("here", "", 0.0, 0, 1 << 40)))
+    controller = health.ControllerHealth(0.0, "", policy_fault="policy 'theirs' raised KeyError: 'x'")
+    [(node, finding)] = health._controller(
+        health.HealthSnapshot(controller, health.StoreHealth("here", "", 0.0, 0, 1 << 40))
+    )
     assert (node, finding.level, finding.subject) == ("", "error", "policy")
     assert (
         finding.message

@@ -14,7 +14,7 @@ from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.folder_access import PIECE_BYTES
 from orchestrator import client as http
 from orchestrator import file_download, file_upload
-from orchestrator.file_transfer import listed
+from orchestrator.file_transfer import list_all_files
 
 WRITE = """
 import os, pathlib
@@ -52,7 +52,7 @@ def wrote(live):
 
 
 def test_what_a_job_wrote_is_listed_with_sizes_and_fetched_as_it_was(client, wrote, tmp_path):
-    told = listed(client, wrote)
+    told = list_all_files(client, wrote)
     assert {e["path"]: e["bytes"] for e in told["entries"] if e["type"] == "file"}.keys() == TREE
     assert next(e for e in told["entries"] if e["path"] == "outside")["refused"]
     got = file_download.get(client, wrote, "", str(tmp_path / "here"))
@@ -127,13 +127,13 @@ def test_a_file_of_a_running_job_is_not_written_over_and_others_are_added(client
     job = client.submit(
         run(f"import os; open(os.environ['POLYFLEET_OUTPUT_DIR'] + '/log', 'w').write('1'); open({pipe!r}).read()")
     )["id"]
-    wait_for(lambda: client.job(job)["state"] == "RUNNING" and listed(client, job)["entries"])
+    wait_for(lambda: client.job(job)["state"] == "RUNNING" and list_all_files(client, job)["entries"])
     (tmp_path / "log").write_text("2")
     for force in (False, True):
         with pytest.raises(Conflict, match="'log' is a file of a running job"):
             file_upload.put(client, str(tmp_path / "log"), job, force=force)
     file_upload.put(client, str(tmp_path / "log"), job, "new/log")
-    assert {e["path"] for e in listed(client, job)["entries"]} == {"log", "new", "new/log"}
+    assert {e["path"] for e in list_all_files(client, job)["entries"]} == {"log", "new", "new/log"}
     talking.end()
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
 
@@ -150,10 +150,10 @@ if not seen:
     open({pipe!r}).read()
 """
     job = client.submit(run(code, recovery={"grace": "1s"}))["id"]
-    wait_for(lambda: any(e["path"] == "latest" for e in listed(client, job)["entries"]))
+    wait_for(lambda: any(e["path"] == "latest" for e in list_all_files(client, job)["entries"]))
     client.migrate(job, "ipex")
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
-    told = listed(client, job)
+    told = list_all_files(client, job)
     assert told["folders"] == [{"prefix": "", "attempt": 2, "node": "ipex-0", "pool": "ipex"}]
     file_download.get(client, job, "", str(tmp_path / "back"))
     assert (tmp_path / "back/latest").read_text() == "12"
@@ -163,9 +163,9 @@ if not seen:
 def test_a_job_that_wrote_nothing_leaves_nothing(client, live):
     job = live.ran(run("import os; assert os.path.isdir(os.environ['POLYFLEET_OUTPUT_DIR'])"))["id"]
     assert not (live.home / "storage/cpu" / job).exists()
-    assert listed(client, job)["entries"] == []
+    assert list_all_files(client, job)["entries"] == []
     with pytest.raises(NotFound, match="has no files"):
-        listed(client, job, "a")
+        list_all_files(client, job, "a")
 
 
 def test_files_on_a_node_that_is_away_say_which_and_since_when(client, live, wrote):
@@ -173,14 +173,14 @@ def test_files_on_a_node_that_is_away_say_which_and_since_when(client, live, wro
     for node in [name for name, _ in live.service.agents.items()]:
         live.fleet.lose(live.service, node)
     with pytest.raises(FleetError, match=rf"the files of {wrote} are on node cpu-0, which has been away for .* s:"):
-        listed(client, wrote)
+        list_all_files(client, wrote)
 
 
 def test_paths_that_lead_out_of_the_folder_are_refused(client, wrote):
     for path in ("../x", "/etc/passwd", "sub/../../x"):
         with pytest.raises(UserError, match="is not inside the job's folder"):
             client.files(wrote, path)
-    told = listed(client, wrote)["folders"][0]
+    told = list_all_files(client, wrote)["folders"][0]
     for path in ("outside", "latest"):
         with pytest.raises(UserError, match="is a link"):
             client.file_piece(wrote, told, path, 0)
@@ -240,7 +240,7 @@ seen.write_text(before + os.environ["POLYFLEET_EPOCH"])
 before or open({pipe!r}).read()
 """
     job = client.submit(run(code))["id"]
-    wait_for(lambda: [e["bytes"] for e in listed(client, job)["entries"]] == [1])
+    wait_for(lambda: [e["bytes"] for e in list_all_files(client, job)["entries"]] == [1])
     wait_for(lambda: client.job(job)["state"] == "RUNNING")  # its supervisor has noted that it started
     record = live.home / f"nodes/cpu-0/attempts/{job}.1.0/supervisor.json"
     psutil.Process(json.loads(record.read_text())["pid"]).kill()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import SpecError, UserError
-from orchestrator.core.model import Candidate, Declared, Job, Recovery
+from orchestrator.core.model import Candidate, DeclaredWork, Job, Recovery
 from orchestrator.job_spec import JobSpec, job_schema, load_job, parse_job
 from orchestrator.job_spec_parts import Failing
 from workers.messages import FAILURES, ScriptCheckpoint
@@ -121,10 +121,10 @@ def test_a_hang_is_a_duration_never_or_the_default_rule(written, means):
 @pytest.mark.parametrize(
     ("written", "means"),
     [
-        ({"steps": 1000}, Declared(steps=1000)),
-        ({"hours": 3, "on": "h100"}, Declared(hours=3.0, on="nvidia:H100")),
-        ({"hours": 0.5, "on": "cpu"}, Declared(hours=0.5, on="cpu")),
-        (None, Declared()),
+        ({"steps": 1000}, DeclaredWork(steps=1000)),
+        ({"hours": 3, "on": "h100"}, DeclaredWork(hours=3.0, on="nvidia:H100")),
+        ({"hours": 0.5, "on": "cpu"}, DeclaredWork(hours=0.5, on="cpu")),
+        (None, DeclaredWork()),
     ],
 )
 @pytest.mark.parametrize("task", [{"entry": "m.py:f", "task": "benchmark"}, {"entry": "a.py"}, {"command": "true"}])

@@ -4,13 +4,13 @@ import pytest
 
 from orchestrator.cli.logs import Printer
 from orchestrator.cli.output import Format
-from orchestrator.log_lines import joined, parsed
+from orchestrator.log_lines import join_lines, parse_line
 
 TIME = "2026-11-20T23:14:53.123456Z"
 
 
 def lines(*texts, rank=0):
-    return [parsed(f"{TIME} {text}", 1, rank) for text in texts]
+    return [parse_line(f"{TIME} {text}", 1, rank) for text in texts]
 
 
 def test_marks_are_parts_of_a_line_only_where_they_are():
@@ -37,13 +37,13 @@ def test_marks_are_parts_of_a_line_only_where_they_are():
 def test_pieces_of_one_line_are_joined_by_rank_and_stream(pieces, whole):
     given = lines(*pieces)
     before = [dict(line) for line in given]
-    assert joined(given) == lines(*whole)
+    assert join_lines(given) == lines(*whole)
     assert given == before
 
 
 def test_pieces_of_other_ranks_are_not_joined():
     given = [*lines("out+ a "), *lines("out+ x ", rank=1), *lines("+out b"), *lines("+out y", rank=1)]
-    assert joined(given) == [*lines("out a b"), *lines("out x y", rank=1)]
+    assert join_lines(given) == [*lines("out a b"), *lines("out x y", rank=1)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from ray.autoscaler.v2.schema import LaunchRequest
 
 from cluster import embedded
 from cluster.errors import SpecError
-from cluster.fleet_spec import attachable, load_fleet, parse_fleet
+from cluster.fleet_spec import check_attachable, load_fleet, parse_fleet
 from orchestrator import node_groups
 from orchestrator.core.demand import NodeGroup
 from orchestrator.runtime import autoscaler
@@ -17,12 +17,12 @@ GiB = 2**30
 
 
 def group(**pool) -> NodeGroup:
-    [found] = node_groups.of_fleet(parse_fleet({"pools": {"p": {"min_nodes": 0, "max_nodes": 8, **pool}}}))
+    [found] = node_groups.groups_of_fleet(parse_fleet({"pools": {"p": {"min_nodes": 0, "max_nodes": 8, **pool}}}))
     return found
 
 
 def test_the_pools_of_the_example_that_grow_are_groups_and_the_others_are_not():
-    h100, trn1 = node_groups.of_fleet(load_fleet(ENGINES))
+    h100, trn1 = node_groups.groups_of_fleet(load_fleet(ENGINES))
     assert h100 == NodeGroup(
         pool="h100",
         environment=h100.environment,
@@ -56,8 +56,10 @@ def test_cpus_and_what_is_emulated_on_them_are_called_as_discovery_calls_them():
 
 def test_a_record_tells_the_same_groups_as_its_file():
     fleet = load_fleet(ENGINES)
-    assert node_groups.of_pools(embedded.plain_pools(fleet)) == node_groups.of_fleet(fleet)
-    assert node_groups.Known().groups({"p": {"max_nodes": 3}}) == (), "of another version, say: then nothing grows"
+    assert node_groups.groups_of_pools(embedded.plain_pools(fleet)) == node_groups.groups_of_fleet(fleet)
+    assert node_groups.NodeGroupCache().groups({"p": {"max_nodes": 3}}) == (), (
+        "of another version, say: then nothing grows"
+    )
 
 
 def test_a_pool_that_grows_has_to_say_what_a_node_has():
@@ -68,7 +70,7 @@ def test_a_pool_that_grows_has_to_say_what_a_node_has():
 def test_a_cluster_that_others_run_has_no_hosts_of_ours():
     pools = {"p": {"backend": "cpu", "hosts": ["gpu-a"]}}
     with pytest.raises(SpecError, match=r"pools\.p\.hosts: `polyfleet up --address` uses the nodes"):
-        attachable(parse_fleet({"pools": pools, "head": {"address": "10.0.0.1"}}))
+        check_attachable(parse_fleet({"pools": pools, "head": {"address": "10.0.0.1"}}))
 
 
 def test_of_the_launches_that_failed_lately_the_newest_of_each_pool_is_told():
@@ -77,5 +79,5 @@ def test_of_the_launches_that_failed_lately_the_newest_of_each_pool_is_told():
 
     rays = "launch failed with Failed to launch 1 nodes of type c with request id 0f-1a: "
     launches = [launch("a", 950, "no\ncapacity"), launch("a", 900, "quota"), launch("b", 100, "long ago")]
-    told = autoscaler.failed([*launches, launch("c", 990, rays)], 1000.0)
+    told = autoscaler.failed_launches([*launches, launch("c", 990, rays)], 1000.0)
     assert told == {"a": "no capacity", "c": "launch failed with Failed to launch 1 nodes of type c"}

@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import UserError
-from orchestrator.resource_syntax import AT_MOST, DeviceRequest, accelerators, counted, duration_s, size_bytes
+from orchestrator.resource_syntax import MAX_COUNT, DeviceRequest, accelerators, duration_s, size_bytes, with_count
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from orchestrator.resource_syntax import AT_MOST, DeviceRequest, accelerators, c
         ("H100,MI300X:8", ("nvidia:H100", "amd:MI300X"), 8, 8),
         ("v5e:4", ("tpu:v5e",), 4, 4),
         ("nvidia:H100:2..8", ("nvidia:H100",), 2, 8),
-        ("nvidia:8+", ("nvidia",), 8, AT_MOST),
+        ("nvidia:8+", ("nvidia",), 8, MAX_COUNT),
         ("nvidia:8", ("nvidia",), 8, 8),
         ("cuda:H100", ("nvidia:H100",), 1, 1),
         ("rocm", ("amd",), 1, 1),
@@ -84,9 +84,9 @@ def test_what_cannot_be_read_says_what_and_how_to_write_it(value, message):
     assert raised.value.remedy
 
 
-@pytest.mark.parametrize(("count", "low", "high"), [(8, 8, 8), ("8", 8, 8), ("2..4", 2, 4), ("2+", 2, AT_MOST)])
+@pytest.mark.parametrize(("count", "low", "high"), [(8, 8, 8), ("8", 8, 8), ("2..4", 2, 4), ("2+", 2, MAX_COUNT)])
 def test_a_number_may_stand_beside_the_accelerator(count, low, high):
-    assert counted(DeviceRequest(("cpu",)), count) == DeviceRequest(("cpu",), high, low, True)
+    assert with_count(DeviceRequest(("cpu",)), count) == DeviceRequest(("cpu",), high, low, True)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,4 @@ def test_no_text_does_anything_but_mean_devices_or_be_refused(text):
     except UserError as e:
         assert e.remedy
         return
-    assert all(want.kinds and 1 <= want.min_count <= want.count <= AT_MOST for want in wants)
+    assert all(want.kinds and 1 <= want.min_count <= want.count <= MAX_COUNT for want in wants)

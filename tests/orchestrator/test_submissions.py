@@ -12,7 +12,7 @@ from orchestrator import limits
 from orchestrator.core.fold import apply, submitted
 from orchestrator.job_spec import parse_job
 from orchestrator.limits import TooManyJobs
-from orchestrator.runtime.last_inventory import KnownDevices
+from orchestrator.runtime.last_inventory import LastInventory
 from orchestrator.runtime.submissions import Submission
 from orchestrator.runtime.views import accepted_view, acknowledged, job_view
 from orchestrator.service import Service
@@ -83,7 +83,7 @@ def test_where_no_fleet_was_ever_seen_everything_waits_with_words(tmp_path, monk
 def test_an_inventory_that_cannot_be_read_is_none(tmp_path, caplog):
     for text in ("", "{", "[]", '{"seen_s": 1, "devices": [{"id": 1}]}', '{"devices": []}'):
         (tmp_path / "inventory.json").write_text(text)
-        assert KnownDevices(tmp_path / "inventory.json").newest is None
+        assert LastInventory(tmp_path / "inventory.json").newest is None
         assert "will be replaced when a fleet is up" in caplog.text
         caplog.clear()
 
@@ -121,9 +121,9 @@ def test_an_accepted_job_looks_as_its_view_does(live):
 
 
 def _all():
-    from orchestrator.runtime.jobs_page import JobsWanted
+    from orchestrator.runtime.jobs_page import JobsQuery
 
-    return JobsWanted()
+    return JobsQuery()
 
 
 def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypatch):
@@ -151,15 +151,15 @@ def test_a_store_that_takes_nothing_is_told_at_once_with_when_to_come_back(live)
     assert live.specs == [RUN]
 
 
-@pytest.mark.parametrize(("text", "most"), [("", limits.MOST_WAITING), ("7", 7), ("0", 0)])
+@pytest.mark.parametrize(("text", "most"), [("", limits.MAX_WAITING_JOBS), ("7", 7), ("0", 0)])
 def test_how_many_may_wait_is_a_setting(text, most):
-    assert limits.max_waiting_jobs({limits.SWITCH: text}) == most
+    assert limits.max_waiting_jobs({limits.VARIABLE: text}) == most
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "1.5", "١"])
 def test_a_setting_that_is_no_number_is_named(text):
     with pytest.raises(UserError, match=r"POLYFLEET_MAX_WAITING_JOBS=.* is not a number of jobs; write a number"):
-        limits.max_waiting_jobs({limits.SWITCH: text})
+        limits.max_waiting_jobs({limits.VARIABLE: text})
 
 
 def test_errors_of_limits_survive_being_sent():
@@ -222,7 +222,7 @@ def test_a_job_that_others_see_is_known_to_the_controller_although_its_request_i
             go_on.wait(HANG_S)
         commit(work, lines)
 
-    monkeypatch.setattr(store_writer, "GROUP", 1)
+    monkeypatch.setattr(store_writer, "MAX_GROUP_EVENTS", 1)
     monkeypatch.setattr(writer, "_commit", held_up)
     asked = [Submission(RUN | {"name": name}, "", "") for name in ("first", "second")]
     submitting = threading.Thread(target=live.service.submit_each, args=(asked,))

@@ -53,7 +53,7 @@ def amd_kinds(row, root):
 def intel_kinds(row, root):
     if row.unavailable:
         said = [f"0, uuid, 0000:19:00.0, {name}, 98304, 98304, 1.0" for name in row.tool_names]
-        return {d.kind for line in said for d in intel_gaudi.devices(intel_gaudi.answers(line), 0)}
+        return {d.kind for line in said for d in intel_gaudi.devices(intel_gaudi.parse_replies(line), 0)}
     for number, pci_id in enumerate(row.pci_ids):
         device = root / f"sys/devices/0000:3{number}:00.0"
         write(device, {"vendor": "0x8086", "device": f"0x{pci_id}", "drm/renderD128/x": ""})

@@ -68,7 +68,7 @@ ray.init(
     _temp_dir=temporary, log_to_driver=False,
 )  # fmt: skip
 node_id = ray.get_runtime_context().get_node_id()
-agent = actors.make(node_id)
+agent = actors.start_agent(node_id)
 
 facts = call("register", 1)["facts"]
 assert facts["ray_node_id"] == node_id
@@ -88,7 +88,7 @@ outcome = until(lambda: ended("j"), "the adopted attempt ends")
 log = call("logs", "j", 1, 0, 0, 1 << 20)["data"]
 
 call("start", 1, order("k", "sleep 600", lease_s=6.0), {})
-assert fences.take("k", 1, ours=False) == 0
+assert fences.acquire("k", 1, ours=False) == 0
 until((ATTEMPTS / "k.1.0/started").exists, "k runs")
 silent_until = time.monotonic() + 8
 while time.monotonic() < silent_until:
@@ -107,7 +107,7 @@ class Hanging(Agent):
         time.sleep(600)
 
 
-hanging = actors.grouped(Hanging).options(max_concurrency=16).remote(Path(temporary, "hanging"))
+hanging = actors.with_concurrency_groups(Hanging).options(max_concurrency=16).remote(Path(temporary, "hanging"))
 starts = [hanging.start.remote(1, {}, {}) for _ in range(40)]
 answers = [ray.get(hanging.register.remote(1), timeout=DEADLINE_S)["generation"]]
 watches = [hanging.poll.remote(1, {}, {}, 0.0) for _ in range(3)]

@@ -174,7 +174,7 @@ def test_a_bomb_is_refused_by_its_ratio(store):
 
 
 def test_a_bomb_of_many_files_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive_checks, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(archive_checks, "MAX_ENTRIES", 10)
     store = NodeCodeArchives(tmp_path / "packages", archive_unpack.read)  # in this process, where the limit is another
     data = archive(*((f"f{i}", "") for i in range(11)))
     with pytest.raises(UserError, match="contains 11 files, more than 10"):
@@ -182,7 +182,7 @@ def test_a_bomb_of_many_files_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_archive_that_is_too_large_is_refused_before_it_fills_the_disk(store, monkeypatch, tmp_path):
-    monkeypatch.setattr(code_archives, "LARGEST_ARCHIVE_BYTES", 1 << 20)
+    monkeypatch.setattr(code_archives, "MAX_ARCHIVE_BYTES", 1 << 20)
     store.put("0" * 64, 0, b"x" * (1 << 20), False)
     with pytest.raises(UserError, match="larger than 1 MiB"):
         store.put("0" * 64, 1 << 20, b"x", False)

@@ -26,7 +26,7 @@ def test_an_agent_tells_of_the_packages_that_its_ranks_have(other, monkeypatch):
         patch.delenv("POLYFLEET_INTERPRETER")
         own, build = versions(), torch_build()
     assert (versions(), torch_build()) == (own, build), "links to the same packages; Ray is that of the node"
-    assert interpreter.told().path == other
+    assert interpreter.describe().path == other
     assert [finding for finding in discover("cpu")[1] if finding.subject == "interpreter"] == []
     assert interpreter.has("torch") and import_failures(("torch",)) == []
 

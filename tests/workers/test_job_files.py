@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.folder_access import Tree, digest
+from cluster.folder_access import FolderTree, digest
 from workers.job_files import JobFiles
 from workers.pool_storage import PoolStorage
 
@@ -148,4 +148,4 @@ def test_a_folder_in_place_of_an_upload_is_no_way_out(files, storage, tmp_path):
     with pytest.raises(UserError):
         sent(files, "f", b"1")
     assert list((tmp_path / "outside").iterdir()) == []
-    assert Tree(storage.root).exists(".uploads")
+    assert FolderTree(storage.root).exists(".uploads")

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from cluster.errors import NotFound, UserError
-from workers.pool_storage import LARGEST_PIECE_BYTES, PoolStorage
+from workers.pool_storage import MAX_PIECE_BYTES, PoolStorage
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_a_fifo_is_no_file_and_nobody_waits_for_it(storage):
 
 
 def test_pieces_are_bounded(storage):
-    (storage.root / "a").write_bytes(b"x" * (LARGEST_PIECE_BYTES + 1))
-    assert len(storage.read("a", 0, 1 << 40)) == LARGEST_PIECE_BYTES
+    (storage.root / "a").write_bytes(b"x" * (MAX_PIECE_BYTES + 1))
+    assert len(storage.read("a", 0, 1 << 40)) == MAX_PIECE_BYTES
 
 
 def test_folders_are_made_with_those_above_them(storage):

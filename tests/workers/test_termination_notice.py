@@ -81,7 +81,7 @@ def give(tmp_path, **said):
 
 def facts(agent):
     """What the next watch tells of the node, which is due at once."""
-    until(lambda: agent._told_s == float("-inf"), "there is news of the node", agent)
+    until(lambda: agent._facts_sent_s == float("-inf"), "there is news of the node", agent)
     return agent.poll(1, {}, {"j.1.0": "running"}, PATIENCE_S)["facts"]
 
 
@@ -130,7 +130,7 @@ def test_a_training_saves_within_its_grace_and_what_it_saved_before_a_sudden_end
     give(tmp_path, reason="SIGTERM", grace_s=20)
     if killed == "at once":  # a machine that does not keep the promise
         of = read_pids(AttemptFolder(tmp_path / "node" / "attempts" / "j.1.0").supervisor)
-        tree = process_tree.tree([of.reaper.pid], tmp_path / "node" / "shared" / "j.1.0")
+        tree = process_tree.attempt_processes([of.reaper.pid], tmp_path / "node" / "shared" / "j.1.0")
         for pid in (of.reaper.pid, of.supervisor.pid, *tree):
             process_tree.send(pid, signal.SIGKILL)
     outcome = ended(agent)
@@ -149,5 +149,5 @@ def test_a_notice_is_one_whatever_stands_in_it(agent, tmp_path, content):
 
 def test_a_notice_may_lie_where_a_variable_says_and_in_the_folder_of_the_node(tmp_path):
     environ = {termination_notice.VARIABLE: "/run/notice", termination_notice.NODE_DIR: "/home/nodes/n0"}
-    found = termination_notice.files(tmp_path, environ)
+    found = termination_notice.notice_paths(tmp_path, environ)
     assert [str(path) for path in found] == [f"{tmp_path}/notice", "/home/nodes/n0/notice", "/run/notice"]

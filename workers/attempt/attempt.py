@@ -18,13 +18,13 @@ from workers.attempt import disk_full, folder_removal, reserved_files
 from workers.attempt.folders import AttemptFolder, AttemptId, read_json, replace_text, write_json
 from workers.attempt.rank_files import EventBatch, RankFileReader, read_outcome, stamp
 from workers.attempt.supervisor_handle import STOP_BYTES, SupervisorHandle, requested_stop
-from workers.message_fields import LONGEST_TEXT
+from workers.message_fields import MAX_TEXT_LENGTH
 from workers.messages import STOPS, AttemptStatus, Failure, Outcome
 
 log = logging.getLogger(__name__)
 
-LOOK_FOR_SUPERVISOR_S = 0.3
-MOST_COMPLAINT_BYTES = 1 << 20
+CHECK_SUPERVISOR_EVERY_S = 0.3
+MAX_SUPERVISOR_LOG_BYTES = 1 << 20
 BACKLOG_PAUSE_S = 0.25
 """Pause after a full batch of events, so that a job that writes too many does not keep the controller busy."""
 DRAIN_S = 5.0
@@ -34,9 +34,9 @@ DRAIN_S = 5.0
 class LocalAttempt:
     """An attempt on this node.
 
-    `starting`: its folder is being created, it has no supervisor yet. `gone`: its folder was removed. `draining`: it
-    has ended, and events remain to be reported. `unreadable`: "", or why the files of its ranks cannot be read, for
-    which it ends as failed.
+    `is_starting`: its folder is being created, it has no supervisor yet. `is_removed`: its folder was removed.
+    `is_draining`: it has ended, and events remain to be reported. `unreadable`: "", or why the files of its ranks
+    cannot be read, for which it ends as failed.
     """
 
     def __init__(self, attempt: AttemptId, folder: AttemptFolder, lease_s: float):
@@ -85,7 +85,7 @@ class LocalAttempt:
     def check_supervisor(self) -> None:
         """Check the supervisor; if it exited without an outcome, clean up and record the attempt as lost."""
         now = time.monotonic()
-        if self.is_starting or self.outcome is not None or now - self._checked_s < LOOK_FOR_SUPERVISOR_S:
+        if self.is_starting or self.outcome is not None or now - self._checked_s < CHECK_SUPERVISOR_EVERY_S:
             return
         self._checked_s = now
         self.reader.check_files()
@@ -93,9 +93,14 @@ class LocalAttempt:
             with suppress(OSError):  # the disk may be full; the attempt then ends with its lease, which is not renewed
                 self.stop("cancel")
         self.is_removed = not self.folder.path.is_dir()
-        if self.is_removed or self.supervisor.is_healthy() or self.outcome is not None or not self._ending.acquire(blocking=False):
+        if (
+            self.is_removed
+            or self.supervisor.is_healthy()
+            or self.outcome is not None
+            or not self._ending.acquire(blocking=False)
+        ):
             return
-        if self.is_starting:  # `begin` was called after the check above
+        if self.is_starting:  # `mark_starting` was called after the check above
             self._ending.release()
             return
         threading.Thread(target=self._end, name=f"end {self.id}", daemon=True).start()
@@ -135,11 +140,11 @@ class LocalAttempt:
     def _lost_failure(self) -> Failure:
         """Failure of a lost attempt, of kind `storage` if a full disk ended the supervisor silently."""
         try:
-            stderr = read_bytes(self.folder.supervisor_log, MOST_COMPLAINT_BYTES).decode(errors="replace")
+            stderr = read_bytes(self.folder.supervisor_log, MAX_SUPERVISOR_LOG_BYTES).decode(errors="replace")
         except (FileNotFoundError, UnreadableFile):
             stderr = ""
         last_line = (stderr.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
-        disk = disk_full.full_disk([self.folder.path])
+        disk = disk_full.describe_full_disk([self.folder.path])
         kind = "storage" if disk or disk_full.mentions_full_disk(last_line) else "lost"
         message = "; ".join(filter(None, (f"the attempt's supervisor is gone: {last_line}", disk)))
         return self._failure(kind, message)
@@ -151,7 +156,7 @@ class LocalAttempt:
             node, rank = str(record["node"]), int(record["ranks"][0]["rank"])
         except (TypeError, KeyError, IndexError, ValueError):
             node, rank = "", 0
-        return Failure(rank, node, kind, message[:LONGEST_TEXT])
+        return Failure(rank, node, kind, message[:MAX_TEXT_LENGTH])
 
     def mark_unreadable(self, reason: str) -> None:
         """Stop it because the files of its ranks cannot be read. It ends as failed, of kind `unreadable`."""
@@ -198,7 +203,9 @@ class LocalAttempt:
         now, batch = time.monotonic(), EventBatch([], cursor, False)
         if self.is_draining and now >= self._drain_until_s and not self._is_cut_off:
             self._is_cut_off = True
-            self.reader.count_unusable(f"events.jsonl was not read to its end: reading took longer than {DRAIN_S:.0f} s")
+            self.reader.count_unusable(
+                f"events.jsonl was not read to its end: reading took longer than {DRAIN_S:.0f} s"
+            )
         if not (self.unreadable or self._is_cut_off or (now < self._paused_until_s and not has_ended)):
             try:
                 batch = self.reader.events(cursor, max_lines, max_bytes)

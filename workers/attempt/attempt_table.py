@@ -16,21 +16,21 @@ from workers.attempt import lease, wakeup_pipe
 from workers.attempt.attempt import LocalAttempt
 from workers.attempt.folders import AttemptFolder, AttemptId, parse, read_json
 from workers.messages import AttemptStatus
-from workers.rank_events import LONGEST_LINE_BYTES
+from workers.rank_events import MAX_LINE_BYTES
 
-LOOK_EVERY_S = 0.02
+POLL_EVERY_S = 0.02
 RENEW_AT_MOST_EVERY_S = 0.5
-MOST_EPOCHS = 100_000
+MAX_REPORTED_EPOCHS = 100_000
 """Jobs whose epochs are reported to a new controller: some megabytes."""
-MOST_LINES, LEAST_LINES = 2000, 50
-MOST_BYTES = 1 << 20
+MAX_LINES, MIN_LINES = 2000, 50
+MAX_EVENT_BYTES = 1 << 20
 """Events that are read in one poll of all attempts of the node."""
-SHORTEST_LEASE_S = 5.0
+FALLBACK_LEASE_S = 5.0
 """Lease of an attempt whose order cannot be read. No job has a shorter one (MIN_LEASE_S), so none is exceeded."""
 LOG = logging.getLogger(__name__)
 
 
-def _adopted(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
+def _adopt(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
     """Return an attempt that an earlier agent started.
 
     None if that agent was killed before it wrote the order: then nothing has started. An attempt whose order cannot be
@@ -43,7 +43,7 @@ def _adopted(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
     except (TypeError, KeyError, ValueError):
         if not folder.order.exists():
             return None
-    broken = LocalAttempt(attempt, folder, SHORTEST_LEASE_S)
+    broken = LocalAttempt(attempt, folder, FALLBACK_LEASE_S)
     if broken.is_live:
         LOG.error("attempt %s: its order cannot be read; it is told to save and stop", attempt)
         with suppress(OSError):  # the disk may be full; it then runs until the next agent stops it
@@ -75,7 +75,7 @@ class AttemptTable:
             self._ids.setdefault(attempt.job, set()).add(attempt)
             if folder.removed_mark.exists():
                 continue
-            if local_attempt := _adopted(attempt, folder):
+            if local_attempt := _adopt(attempt, folder):
                 yield local_attempt
 
     def _record_epoch(self, job: str, epoch: int) -> None:
@@ -96,9 +96,9 @@ class AttemptTable:
                 self._ids.pop(attempt.job, None)
 
     def epochs(self) -> dict[str, int]:
-        """The highest epoch that this node has seen of each job, for the newest MOST_EPOCHS jobs."""
+        """The highest epoch that this node has seen of each job, for the newest MAX_REPORTED_EPOCHS jobs."""
         with self._changed:
-            return dict(islice(reversed(self._epochs.items()), MOST_EPOCHS))
+            return dict(islice(reversed(self._epochs.items()), MAX_REPORTED_EPOCHS))
 
     def log(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Read a rank's log; see LocalAttempt.log. Raises NotFound for an attempt that this node never had."""
@@ -177,7 +177,7 @@ class AttemptTable:
         """Wait for changes and return the statuses of all changed attempts.
 
         Returns as soon as one has another phase than in `last_phases`, or after `gather_s` if there are events; []
-        after `timeout_s`, or once `wake` was called.
+        after `timeout_s`, or once `interrupt_wait` was called.
         """
         started_s, wakes = time.monotonic(), self._wakes
         while True:
@@ -190,7 +190,7 @@ class AttemptTable:
             left_s = (min(gather_s, timeout_s) if statuses else timeout_s) - waited_s
             with self._changed:
                 if self._changes == rings:  # else something changed during the poll, which may have missed it
-                    self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not statuses else left_s)
+                    self._changed.wait(min(left_s, POLL_EVERY_S) if live and not statuses else left_s)
 
     def _notify_waiters(self) -> None:
         with self._changed:
@@ -198,7 +198,7 @@ class AttemptTable:
             self._changed.notify_all()
 
     def interrupt_wait(self) -> None:
-        """Let `news` return at once: something about the node itself has changed."""
+        """Let `wait_for_changes` return at once: something about the node itself has changed."""
         with self._changed:
             self._wakes += 1
             self._notify_waiters()
@@ -211,12 +211,14 @@ class AttemptTable:
         with self._changed:
             attempts = list(self._attempts.values())
         share = max(1, len(attempts))
-        statuses = [self._poll_attempt(a, cursors.get(str(a.id), 0), last_phases.get(str(a.id), ""), share) for a in attempts]
+        statuses = [
+            self._poll_attempt(a, cursors.get(str(a.id), 0), last_phases.get(str(a.id), ""), share) for a in attempts
+        ]
         return [status for status in statuses if status is not None], any(a.is_live or a.is_draining for a in attempts)
 
     def _poll_attempt(self, attempt: LocalAttempt, cursor: int, last_phase: str, share: int) -> AttemptStatus | None:
         """Poll one attempt. An error with it does not affect the others."""
-        lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
+        lines, size = max(MIN_LINES, MAX_LINES // share), max(2 * MAX_LINE_BYTES, MAX_EVENT_BYTES // share)
         try:
             attempt.check_supervisor()
             if attempt.is_removed:

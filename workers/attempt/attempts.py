@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.errors import FleetError, UserError
 from workers.attempt import folder_removal, folder_setup, lease, supervisor_handle
 from workers.attempt.attempt import LocalAttempt
-from workers.attempt.attempt_table import LOOK_EVERY_S, AttemptTable
+from workers.attempt.attempt_table import POLL_EVERY_S, AttemptTable
 from workers.attempt.fence import FenceReader, FenceUnreadable
 from workers.attempt.folders import AttemptFolder, AttemptId, parse
 from workers.attempt.stopped_epochs import StoppedEpochs
@@ -19,7 +19,7 @@ from workers.data_cache import DataCache
 from workers.errors import EpochPast
 from workers.messages import PROTOCOL, InvalidMessage, Order, ScriptCheckpoint
 
-END_OLDER_S = 10.0
+END_OLDER_TIMEOUT_S = 10.0
 """Time for older attempts to end: longer than a cancelled attempt's grace and than the kernel takes to kill."""
 
 
@@ -59,7 +59,7 @@ class AttemptManager(AttemptTable):
         starts none: their lease has expired.
         """
         attempt = AttemptId(order.job, order.epoch, order.node_rank)
-        _check(order, attempt)
+        _check_order(order, attempt)
         self._end_older(attempt)
         requested_s = lease.now_s()
         self._check_fence(attempt)
@@ -118,14 +118,14 @@ class AttemptManager(AttemptTable):
         older = [a for a in self.live_attempts() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
         for other in older:
             other.stop("fence")
-        until = time.monotonic() + END_OLDER_S
+        until = time.monotonic() + END_OLDER_TIMEOUT_S
         while older := [a for a in older if a.is_live]:
             if time.monotonic() >= until:
                 raise FleetError(
                     f"attempt {older[0].id} is still stopping on node {self._node}",
                     "nothing to do: the server retries the start",
                 )
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
             for other in older:
                 other.check_supervisor()
 
@@ -255,7 +255,7 @@ class AttemptManager(AttemptTable):
             return False
 
 
-def _check(order: Order, attempt: AttemptId) -> None:
+def _check_order(order: Order, attempt: AttemptId) -> None:
     """Check an order. Raises UserError for one that no node can follow."""
     if order.protocol != PROTOCOL:
         raise UserError(

@@ -17,7 +17,9 @@ ROOT = "POLYFLEET_CGROUP_ROOT"
 PIDS = "POLYFLEET_ATTEMPT_PIDS"
 MEMORY = "POLYFLEET_ATTEMPT_MEMORY_BYTES"
 CONTROLLERS = ("memory", "pids")
-SERVICE = "give the node's service `Delegate=yes` (systemd), or its container a control group namespace it may write to"
+DELEGATE_REMEDY = (
+    "give the node's service `Delegate=yes` (systemd), or its container a control group namespace it may write to"
+)
 
 
 class Hierarchy(NamedTuple):
@@ -31,7 +33,7 @@ def find(environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> Hier
     """Find the group to create ours in: the variable's, else that of this process. Changes nothing."""
     if environ.get(ROOT) == "off":
         return Hierarchy(None, f"{ROOT} is off")
-    root = Path(environ[ROOT]) if environ.get(ROOT) else _own(top)
+    root = Path(environ[ROOT]) if environ.get(ROOT) else _own_group(top)
     if root is None:
         return Hierarchy(None, "no control groups of version 2 are mounted here")
     if not (os.access(root, os.W_OK) and os.access(root / "cgroup.procs", os.W_OK)):
@@ -39,11 +41,11 @@ def find(environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> Hier
     return Hierarchy(root)
 
 
-def _own(top: Path) -> Path | None:
+def _own_group(top: Path) -> Path | None:
     """The group of this process, without subgroups of Ray; the one above if systemd delegated it to us."""
     lines = _text(top / "proc/self/cgroup").splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), None)
-    mounted = _mounted(_text(top / "proc/self/mountinfo"))
+    mounted = _mounted_group(_text(top / "proc/self/mountinfo"))
     if own is None or mounted is None:
         return None
     mount_point, mounted_group = mounted
@@ -55,10 +57,10 @@ def _own(top: Path) -> Path | None:
     ray_index = next((i for i, part in enumerate(parts) if part.startswith("ray-node")), len(parts))
     mount = top / mount_point.lstrip("/")
     group = mount.joinpath(*parts[:ray_index])
-    return group.parent if group != mount and _is_ours(group.parent) else group
+    return group.parent if group != mount and _is_delegated(group.parent) else group
 
 
-def _mounted(mountinfo: str) -> tuple[str, str] | None:
+def _mounted_group(mountinfo: str) -> tuple[str, str] | None:
     """Return (mount point, group that is mounted there). Source: proc_pid_mountinfo(5)."""
     for line in mountinfo.splitlines():
         mount_fields, _, filesystem = line.partition(" - ")
@@ -68,7 +70,7 @@ def _mounted(mountinfo: str) -> tuple[str, str] | None:
     return None
 
 
-def _is_ours(group: Path) -> bool:
+def _is_delegated(group: Path) -> bool:
     """Return whether systemd delegated the group with DelegateSubgroup=, so that it has no processes.
 
     A user's whole session is marked in the same way, but its systemd manages that. Source: systemd's

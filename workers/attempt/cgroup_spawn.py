@@ -19,7 +19,7 @@ _ARGUMENTS = ctypes.c_uint64 * 11  # struct clone_args up to its field `cgroup`
 _EXIT_SIGNAL, _CGROUP = 4, 10
 
 
-class Started(NamedTuple):
+class StartedProcess(NamedTuple):
     """A started process; `out` and `err` are non-blocking descriptors to read its stdout and stderr from."""
 
     pid: int
@@ -29,7 +29,7 @@ class Started(NamedTuple):
 
 def start(
     command: Sequence[str], environ: Mapping[str, str], folder: str, group: int | None, before: Callable[[], None]
-) -> Started:
+) -> StartedProcess:
     """Start a program in a process group of its own, without input.
 
     `group` is a descriptor of a control group's folder; `before` runs in the child before exec. Raises OSError when the
@@ -44,7 +44,7 @@ def start(
         before()
 
     try:
-        pid = start_with(command, environ, folder, group, in_own_group, (null, child_out, child_err))
+        pid = start_with_streams(command, environ, folder, group, in_own_group, (null, child_out, child_err))
     except OSError:
         os.close(out)
         os.close(err)
@@ -54,10 +54,10 @@ def start(
             os.close(descriptor)
     os.set_blocking(out, False)
     os.set_blocking(err, False)
-    return Started(pid, out, err)
+    return StartedProcess(pid, out, err)
 
 
-def start_with(
+def start_with_streams(
     command: Sequence[str],
     environ: Mapping[str, str],
     folder: str,
@@ -69,7 +69,7 @@ def start_with(
     error_reader, error_writer = os.pipe()
     pid = _fork(group)
     if pid == 0:
-        _become(command, environ, folder, streams, error_writer, before)
+        _exec(command, environ, folder, streams, error_writer, before)
     os.close(error_writer)
     with os.fdopen(error_reader, "rb") as f:
         error = f.read()
@@ -79,7 +79,7 @@ def start_with(
     return pid
 
 
-def _become(
+def _exec(
     command: Sequence[str],
     environ: Mapping[str, str],
     folder: str,
@@ -108,7 +108,7 @@ def _fork(group: int | None) -> int:
 
     If the kernel or a container refuses to start it in the group, the child moves itself there.
     """
-    pid = _clone_into(group) if group is not None and LINUX else -1
+    pid = _clone_into_group(group) if group is not None and LINUX else -1
     if pid >= 0:
         return pid
     pid = os.fork()
@@ -119,7 +119,7 @@ def _fork(group: int | None) -> int:
     return pid
 
 
-def _clone_into(group: int) -> int:
+def _clone_into_group(group: int) -> int:
     """Do what os.fork does, with clone3 as the system call. Returns -1 if the kernel refuses."""
     arguments = _ARGUMENTS()
     arguments[0], arguments[_EXIT_SIGNAL], arguments[_CGROUP] = INTO_CGROUP, signal.SIGCHLD, group

@@ -19,7 +19,7 @@ from workers.attempt.process_tree import MARK
 from workers.checkpoint.format.manifest import NAME
 from workers.errors import AttemptReplaced
 
-LOOK_EVERY_S = 0.1
+CHECK_EVERY_S = 0.1
 UNFINISHED = re.compile(r"(?:\.part-)?(step-\d{8,}-)[0-9a-f]{8}", re.ASCII)
 
 
@@ -30,17 +30,17 @@ def check_not_replaced(environ: Mapping[str, str] = os.environ) -> None:
     silent node responds.
     """
     while MARK in environ and (why := replaced_reason(Path(environ[MARK]))):
-        if lease.expired(_folder(Path(environ[MARK])).lease):
+        if lease.is_expired(_record_folder(Path(environ[MARK])).lease):
             raise AttemptReplaced(
                 f"this attempt was replaced and cannot save: {why}",
                 "nothing to do: the job continues in a newer attempt",
             )
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
 
 
 def replaced_reason(shared: Path) -> str:
     """Return why the attempt whose ranks write into `shared` may have been replaced; "" if it was not."""
-    attempt, folder = parse(shared.name), _folder(shared)
+    attempt, folder = parse(shared.name), _record_folder(shared)
     past_s = lease.now_s() - lease.deadline_s(folder.lease)
     if attempt is None or past_s >= 0:
         return f"its lease ended {past_s:.1f} s ago" if lease.deadline_s(folder.lease) else "it has no lease"
@@ -52,7 +52,7 @@ def replaced_reason(shared: Path) -> str:
     return ""
 
 
-def _folder(shared: Path) -> AttemptFolder:
+def _record_folder(shared: Path) -> AttemptFolder:
     """The node's record folder of the attempt whose ranks write into `shared`."""
     return AttemptFolder(shared.parent.parent / "attempts" / shared.name)
 

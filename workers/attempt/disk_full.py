@@ -4,24 +4,31 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from workers.attempt.oom import size
+from workers.attempt.oom import format_size
 
-WORDS = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]", "os error 28", "os error 122")
+FULL_DISK_TEXTS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "[Errno 28]",
+    "[Errno 122]",
+    "os error 28",
+    "os error 122",
+)
 """ENOSPC and EDQUOT in the words of libc, Python and Rust."""
 FULL_BYTES = 128 << 10
 """A file system with less free counts as full. Where a write has just failed, some space is nearly always left."""
 
 
 def mentions_full_disk(text: str) -> bool:
-    return any(word in text for word in WORDS)
+    return any(word in text for word in FULL_DISK_TEXTS)
 
 
-def full_disk(paths: Iterable[str | Path]) -> str:
+def describe_full_disk(paths: Iterable[str | Path]) -> str:
     """Describe the first full file system among those of `paths`; "" if all have space."""
-    return next(filter(None, (described(path, FULL_BYTES) for path in paths)), "")
+    return next(filter(None, (describe(path, FULL_BYTES) for path in paths)), "")
 
 
-def described(path: str | Path, least_bytes: int = 1 << 62) -> str:
+def describe(path: str | Path, least_bytes: int = 1 << 62) -> str:
     """Describe the free space of the file system of `path`; "" if it is `least_bytes` or more, or unknown."""
     folder = Path(path)
     while not os.path.lexists(folder) and folder != folder.parent:
@@ -35,7 +42,7 @@ def described(path: str | Path, least_bytes: int = 1 << 62) -> str:
         return f"the file system of {_mount(folder)} is full: 0 of {status.f_files} files are free"
     if not total_bytes or free_bytes >= least_bytes:
         return ""
-    free_text = f"{_precise(free_bytes)} of {_precise(total_bytes)}"
+    free_text = f"{_format_bytes(free_bytes)} of {_format_bytes(total_bytes)}"
     name = f"the file system of {_mount(folder)}"
     return f"{name} is full: {free_text} are free" if free_bytes < FULL_BYTES else f"{name} has {free_text} free"
 
@@ -51,7 +58,7 @@ def _mount(folder: Path) -> Path:
     return folder
 
 
-def _precise(size_bytes: int) -> str:
+def _format_bytes(size_bytes: int) -> str:
     if size_bytes < 1 << 20:
         return f"{size_bytes} bytes"
-    return f"{size_bytes / 2**20:.1f} MiB" if size_bytes < 1 << 30 else size(size_bytes)
+    return f"{size_bytes / 2**20:.1f} MiB" if size_bytes < 1 << 30 else format_size(size_bytes)

@@ -25,18 +25,18 @@ from typing import Any
 from workers.attempt import cgroup_spawn, lease, process_tree
 from workers.attempt.rank_processes import before_exec, block_signals, secret_names
 
-DOOR = "door"
+SOCKET_NAME = "door"
 """File name of the socket in the attempt's record folder. That is the supervisor's working directory, so a relative
 path is enough: a socket's path must be short."""
-MOST = 8
+MAX_COMMANDS = 8
 """Maximum number of commands at a time in one attempt on one node."""
-LONGEST_BYTES = 128 << 10
+MAX_COMMAND_BYTES = 128 << 10
 GRACE_S = 2.0
 """Time between SIGHUP and SIGKILL after the agent has closed the connection."""
 
 
 @dataclass(eq=False)
-class Guest:
+class ExecConnection:
     """A connection from the agent.
 
     `pid`: its command, which leads a session; 0 before it has requested one.
@@ -48,7 +48,7 @@ class Guest:
     kill_at_s: float = float("inf")
 
 
-class Beside:
+class ExecCommands:
     """Starts and ends the commands. Not thread-safe.
 
     `ranks` are those of the launch record; `group` opens the control group, or returns None.
@@ -64,7 +64,7 @@ class Beside:
         self._ranks = {int(rank["rank"]): rank for rank in ranks}
         self._secrets, self._group, self._selector = secrets, group, selector
         self._socket: socket.socket | None = None
-        self._connections: set[Guest] = set()
+        self._connections: set[ExecConnection] = set()
 
     def open(self) -> None:
         """Start to accept commands, on Linux and if the disk has space for the socket."""
@@ -72,9 +72,9 @@ class Beside:
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            listener.bind(DOOR)
-            Path(DOOR).chmod(0o600)
-            listener.listen(MOST)
+            listener.bind(SOCKET_NAME)
+            Path(SOCKET_NAME).chmod(0o600)
+            listener.listen(MAX_COMMANDS)
         except OSError:
             listener.close()
             return
@@ -87,14 +87,14 @@ class Beside:
         with suppress(OSError):
             line, _ = self._socket.accept()
             line.setblocking(False)
-            client = Guest(line)
+            client = ExecConnection(line)
             self._connections.add(client)
             self._selector.register(line, selectors.EVENT_READ, lambda: self._receive(client))
 
-    def _receive(self, client: Guest) -> None:
+    def _receive(self, client: ExecConnection) -> None:
         """Read a request, or notice that the agent has closed the connection."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(client.connection, LONGEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(client.connection, MAX_COMMAND_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -108,30 +108,30 @@ class Beside:
                 os.close(descriptor)
         self._disconnect(client)
 
-    def _try_start(self, client: Guest, data: bytes, descriptors: list[int]) -> None:
+    def _try_start(self, client: ExecConnection, data: bytes, descriptors: list[int]) -> None:
         try:
             client.pid = self._start(data, descriptors)
-            _tell(client, {"pid": client.pid})
+            _send(client, {"pid": client.pid})
         except _RefusedError as e:
-            _tell(client, {"error": str(e)})
+            _send(client, {"error": str(e)})
             self._disconnect(client)
 
     def _start(self, data: bytes, descriptors: list[int]) -> int:
         """Start the requested command and return its pid. Raises _RefusedError."""
-        request = _parsed(data)
+        request = _parse_request(data)
         rank = self._ranks.get(request["rank"])
         if rank is None or len(descriptors) != 3:
             raise _RefusedError(f"rank {request['rank']} does not run on this node")
-        if sum(client.pid > 0 for client in self._connections) >= MOST:
-            raise _RefusedError(f"{MOST} commands run beside this attempt already, the maximum")
+        if sum(client.pid > 0 for client in self._connections) >= MAX_COMMANDS:
+            raise _RefusedError(f"{MAX_COMMANDS} commands run beside this attempt already, the maximum")
         environ = rank["environment"] | self._secrets | secret_names(self._secrets) | request["environment"]
         command = request["command"] or [_shell(environ)]
         group, me = self._group(), os.getpid()
         streams = descriptors[0], descriptors[1], descriptors[2]
         try:
             with block_signals():
-                start_session = partial(_lead, me, request["terminal"])
-                return cgroup_spawn.start_with(command, environ, rank["folder"], group, start_session, streams)
+                start_session = partial(_start_session, me, request["terminal"])
+                return cgroup_spawn.start_with_streams(command, environ, rank["folder"], group, start_session, streams)
         except OSError as e:
             why = "its arguments are longer than the system allows" if e.errno == errno.E2BIG else e.strerror
             raise _RefusedError(f"cannot start {command[0][:200]!r}: {why}") from None
@@ -144,12 +144,12 @@ class Beside:
         for client in self._connections:
             if client.pid == pid and not client.has_ended:
                 client.has_ended = True
-                _tell(client, {"code": code})
+                _send(client, {"code": code})
 
-    def _disconnect(self, client: Guest) -> None:
-        """Close the connection and send SIGHUP to its command; `look` sends SIGKILL later."""
+    def _disconnect(self, client: ExecConnection) -> None:
+        """Close the connection and send SIGHUP to its command; `kill_overdue` sends SIGKILL later."""
         self._close(client)
-        processes = _session(client.pid) if client.pid else set()
+        processes = _session_processes(client.pid) if client.pid else set()
         if not processes:
             self._connections.discard(client)
             return
@@ -160,13 +160,13 @@ class Beside:
 
     def processes(self) -> set[int]:
         """Processes of all commands."""
-        return set().union(*(_session(client.pid) for client in self._connections if client.pid))
+        return set().union(*(_session_processes(client.pid) for client in self._connections if client.pid))
 
     def kill_overdue(self) -> None:
         """Kill commands whose grace time after SIGHUP has passed. Called regularly."""
         now_s = lease.now_s()
         for client in [g for g in self._connections if g.kill_at_s <= now_s]:
-            process_tree.kill_tree(partial(_session, client.pid))
+            process_tree.kill_tree(partial(_session_processes, client.pid))
             self._connections.discard(client)
 
     def kill_all(self) -> None:
@@ -176,14 +176,14 @@ class Beside:
             self._socket.close()
             self._socket = None
             with suppress(OSError):
-                Path(DOOR).unlink()
+                Path(SOCKET_NAME).unlink()
         for client in self._connections:
             self._close(client)  # before the kill, so that the agent reports the end of the attempt, not an exit code
             if client.pid:
-                process_tree.kill_tree(partial(_session, client.pid))
+                process_tree.kill_tree(partial(_session_processes, client.pid))
         self._connections.clear()
 
-    def _close(self, client: Guest) -> None:
+    def _close(self, client: ExecConnection) -> None:
         if client.connection.fileno() >= 0:
             self._selector.unregister(client.connection)
             client.connection.close()
@@ -193,7 +193,7 @@ class _RefusedError(Exception):
     """A request that is refused; its text is sent to the agent."""
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parse_request(data: bytes) -> dict[str, Any]:
     """Parse a request, which any process of this user may have sent. Raises _RefusedError."""
     try:
         fields = json.loads(data)
@@ -214,7 +214,7 @@ def _shell(environ: dict[str, str]) -> str:
     return shell if shell.startswith("/") and os.access(shell, os.X_OK) else "/bin/sh"
 
 
-def _lead(parent: int, terminal: bool) -> None:
+def _start_session(parent: int, terminal: bool) -> None:
     """Start a session, and make stdin its controlling terminal if `terminal`.
 
     For a new child, before exec.
@@ -225,11 +225,11 @@ def _lead(parent: int, terminal: bool) -> None:
     before_exec(parent)
 
 
-def _session(leader: int) -> set[int]:
+def _session_processes(leader: int) -> set[int]:
     """Running processes below this one in the session of `leader`, and all their descendants."""
-    return process_tree.of_session(leader, os.getpid())
+    return process_tree.session_processes(leader, os.getpid())
 
 
-def _tell(client: Guest, message: dict[str, Any]) -> None:
+def _send(client: ExecConnection, message: dict[str, Any]) -> None:
     with suppress(OSError):  # the agent has closed the connection
         client.connection.send(json.dumps(message).encode())

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from workers.attempt.attempt import LocalAttempt
 
 LOG = logging.getLogger(__name__)
-LONGEST_BYTES = 32
-STORE_LIMIT_S = 3.0
+MAX_FENCE_BYTES = 32
+STORE_TIMEOUT_S = 3.0
 """Time limit of a request to Ray's store, unless a lease expires sooner."""
-STORE_REST_S = 2.0
+STORE_RETRY_S = 2.0
 """Time without requests after the store did not respond: each one takes seconds, and each attempt needs one."""
 SHARE_OF_LEASE = 1 / 3
-SHARE_BESIDE_FOLDER = 1 / 10
+SHARE_OF_LEASE_WITH_FOLDER = 1 / 10
 """Share of a lease for a request to the store where the folder can be read, too. A head that is starting accepts
 connections but does not respond. Leases that the folder can renew must not expire during the request: the server may
 have been silent for a third of one, and a second more.
@@ -39,7 +39,7 @@ class FenceUnreadable(Exception):
 
 
 class FenceReading(NamedTuple):
-    """A fence as it was read. `asked_s`: when the earliest request that got a reply was sent."""
+    """A fence as it was read. `requested_s`: when the earliest request that got a reply was sent."""
 
     epoch: int
     requested_s: float
@@ -86,11 +86,11 @@ class FenceReader:
             return None
         if self.folder is not None and time.monotonic() < self._retry_at_s:
             raise FenceUnreadable("Ray's head did not respond to the last request")
-        limit_s = min(STORE_LIMIT_S, lease_s * (SHARE_BESIDE_FOLDER if self.folder else SHARE_OF_LEASE))
+        limit_s = min(STORE_TIMEOUT_S, lease_s * (SHARE_OF_LEASE_WITH_FOLDER if self.folder else SHARE_OF_LEASE))
         try:
-            return _number(self._read_store(FENCE_KEY.format(fleet=self._fleet, job=job), limit_s))
+            return _parse_epoch(self._read_store(FENCE_KEY.format(fleet=self._fleet, job=job), limit_s))
         except FenceUnreadable:
-            self._retry_at_s = time.monotonic() + STORE_REST_S
+            self._retry_at_s = time.monotonic() + STORE_RETRY_S
             raise
 
     def _in_folder(self, job: str, _lease_s: float) -> int | None:
@@ -111,11 +111,11 @@ def read_folder(folder: Path, job: str) -> int:
     return epoch or 0
 
 
-def _number(text: bytes | None) -> int:
+def _parse_epoch(text: bytes | None) -> int:
     if text is None:
         return 0
     if not text.strip().isdigit():
-        raise FenceUnreadable(f"a fence contains {text[:LONGEST_BYTES]!r}, which is not an epoch")
+        raise FenceUnreadable(f"a fence contains {text[:MAX_FENCE_BYTES]!r}, which is not an epoch")
     return int(text)
 
 
@@ -129,12 +129,12 @@ def renew_or_stop(attempts: "Iterable[LocalAttempt]", reader: FenceReader) -> No
     shortest_s = min((attempt.lease_s for attempt in attempts), default=0.0)
     for attempt in attempts:
         try:
-            _check(attempt, reader, shortest_s)
+            _renew_or_stop_one(attempt, reader, shortest_s)
         except Exception:
             LOG.exception("attempt %s: its lease was not renewed", attempt.id)
 
 
-def _check(attempt: "LocalAttempt", fences: FenceReader, lease_s: float) -> None:
+def _renew_or_stop_one(attempt: "LocalAttempt", fences: FenceReader, lease_s: float) -> None:
     with suppress(FenceUnreadable):
         epoch, requested_s = fences.read(attempt.id.job, lease_s)
         if epoch > attempt.id.epoch:

@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-ASIDE = ".removed-"
+REMOVED_PREFIX = ".removed-"
 LOG = logging.getLogger(__name__)
 
 
@@ -16,19 +16,19 @@ def remove(folder: Path, trash: Path | None = None) -> None:
 
     It is moved into `trash`, a folder on the same file system (default: its parent).
     """
-    renamed = (trash or folder.parent) / f"{ASIDE}{uuid.uuid4().hex}"
+    renamed = (trash or folder.parent) / f"{REMOVED_PREFIX}{uuid.uuid4().hex}"
     with suppress(FileNotFoundError):
         folder.rename(renamed)
-        _begin(renamed)
+        _start_deletion(renamed)
 
 
 def resume(parent: Path) -> None:
     """Continue the removals in `parent` that an earlier agent started."""
-    for path in parent.glob(f"{ASIDE}*"):
-        _begin(path)
+    for path in parent.glob(f"{REMOVED_PREFIX}*"):
+        _start_deletion(path)
 
 
-def _begin(path: Path) -> None:
+def _start_deletion(path: Path) -> None:
     threading.Thread(target=_delete, args=(path,), name="removal", daemon=True).start()
 
 

@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from workers.attempt import cgroup, folder_removal, lease, reserved_files
 from workers.attempt.commit_guard import rename_unfinished_saves
 from workers.attempt.folders import AttemptFolder, write_json
-from workers.attempt.output_folder import folder_of, limit
+from workers.attempt.output_folder import limit, output_path
 from workers.attempt.rank_environment import rank_environment
 from workers.attempt.rank_log import LIMIT_BYTES
 from workers.attempt.rank_variables import work_rank
@@ -21,10 +21,10 @@ from workers.data_cache import link
 from workers.interpreter import has, interpreter
 from workers.messages import Order
 
-LOG_LIMIT = "POLYFLEET_LOG_LIMIT_BYTES"
-LEAST_LOG_BYTES = 1 << 20
-CHILD = ("-P", "-m", "workers.attempt.rank_main")
-RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
+LOG_LIMIT_VARIABLE = "POLYFLEET_LOG_LIMIT_BYTES"
+MIN_LOG_BYTES = 1 << 20
+RANK_ARGUMENTS = ("-P", "-m", "workers.attempt.rank_main")
+RESERVED_BYTES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
 """Bytes reserved for files that must be written even on a full disk, by attribute name of AttemptFolder."""
 
 
@@ -87,19 +87,19 @@ def create_folder(
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         if order.node_rank == 0:
             rename_unfinished_saves(root)
-        folder_of(root, order.epoch).mkdir(exist_ok=True, mode=0o700)
+        output_path(root, order.epoch).mkdir(exist_ok=True, mode=0o700)
     write_json(folder.order, order.to_plain())
     write_json(folder.shared_order, order.to_plain())
     locks = sorted(str(lock) for _, lock in data.values())
     write_json(folder.launch, launch_record(folder, order, context, threads) | {"data_locks": locks})
-    for path, size_bytes in RESERVES.items():
+    for path, size_bytes in RESERVED_BYTES.items():
         reserved_files.reserve_space(getattr(folder, path), size_bytes)
     lease.write(folder.lease, order.lease_s, requested_s)
 
 
 def launch_record(folder: AttemptFolder, order: Order, context: NodeContext, threads: int) -> dict[str, Any]:
     environ = context.environ
-    command = list(order.command) if order.task == "run" else [interpreter(environ), *CHILD]
+    command = list(order.command) if order.task == "run" else [interpreter(environ), *RANK_ARGUMENTS]
     return {
         "task": order.task,
         "node": context.node,
@@ -108,9 +108,9 @@ def launch_record(folder: AttemptFolder, order: Order, context: NodeContext, thr
         "grace_s": order.grace_s,
         "hang_after_s": order.hang_after_s,
         "log_limit_bytes": log_limit_bytes(environ),
-        "output": str(folder_of(Path(order.checkpoint_root), order.epoch)) if order.checkpoint_root else "",
+        "output": str(output_path(Path(order.checkpoint_root), order.epoch)) if order.checkpoint_root else "",
         "output_limit": list(limit(order.output_limit_bytes, environ)),
-        "cgroup": str(_group(folder, environ) or ""),
+        "cgroup": str(_create_group(folder, environ) or ""),
         "ranks": [
             {
                 "rank": order.first_rank + local,
@@ -131,7 +131,7 @@ def launch_record(folder: AttemptFolder, order: Order, context: NodeContext, thr
     }
 
 
-def _group(folder: AttemptFolder, environ: Mapping[str, str]) -> Path | None:
+def _create_group(folder: AttemptFolder, environ: Mapping[str, str]) -> Path | None:
     """Create the control group of the ranks and return its path; None if there can be none."""
     root = cgroup.find(environ).root
     path = root / cgroup.name(folder.path) if root else None
@@ -140,9 +140,9 @@ def _group(folder: AttemptFolder, environ: Mapping[str, str]) -> Path | None:
 
 def log_limit_bytes(environ: Mapping[str, str]) -> int:
     """Maximum size of one rank's log on this node. Raises UserError for an invalid setting."""
-    text = environ.get(LOG_LIMIT, str(LIMIT_BYTES))
-    if not text.isascii() or not text.isdigit() or not LEAST_LOG_BYTES <= int(text[:20]) < 1 << 60:
+    text = environ.get(LOG_LIMIT_VARIABLE, str(LIMIT_BYTES))
+    if not text.isascii() or not text.isdigit() or not MIN_LOG_BYTES <= int(text[:20]) < 1 << 60:
         raise UserError(
-            f"{LOG_LIMIT} is {text[:40]!r} on this node", f"write a number of bytes, at least {LEAST_LOG_BYTES}"
+            f"{LOG_LIMIT_VARIABLE} is {text[:40]!r} on this node", f"write a number of bytes, at least {MIN_LOG_BYTES}"
         )
     return int(text)

@@ -37,8 +37,8 @@ from typing import Any, NamedTuple
 
 from cluster.untrusted_files import UnreadableFile, read_bytes
 
-MOST_RECORD_BYTES = 16 << 20
-MOST_RESULT_BYTES = 4 << 20
+MAX_RECORD_BYTES = 16 << 20
+MAX_RESULT_BYTES = 4 << 20
 NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.(\d+)\.(\d+)", re.ASCII)
 
 
@@ -128,6 +128,6 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 def read_json(path: Path) -> Any:
     """Read a record of ours; None if it is absent or cannot be read."""
     try:
-        return json.loads(read_bytes(path, MOST_RECORD_BYTES))
+        return json.loads(read_bytes(path, MAX_RECORD_BYTES))
     except (UnreadableFile, FileNotFoundError, ValueError, RecursionError):
         return None

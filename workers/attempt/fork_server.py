@@ -18,26 +18,26 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-LONGEST_REQUEST = 4096
+MAX_REQUEST_BYTES = 4096
 READY = b"1"
 
 
 def main() -> int:
     request_socket = socket.socket(fileno=int(sys.argv[1]))
-    _rename("-m\0workers.attempt.zygote")
+    _set_command_line("-m\0workers.attempt.zygote")
     while True:
-        folder, descriptors, _, _ = socket.recv_fds(request_socket, LONGEST_REQUEST, 3)
+        folder, descriptors, _, _ = socket.recv_fds(request_socket, MAX_REQUEST_BYTES, 3)
         if not folder:  # the agent has exited
             return 0
         child = os.fork()
         if child == 0:
-            _leave(request_socket, folder.decode(), descriptors)
+            _start_supervisor(request_socket, folder.decode(), descriptors)
         os.waitpid(child, 0)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _leave(request_socket: socket.socket, folder: str, descriptors: list[int]) -> NoReturn:
+def _start_supervisor(request_socket: socket.socket, folder: str, descriptors: list[int]) -> NoReturn:
     """Fork again and exit: the supervisor is then no descendant of the agent, which may kill its own."""
     if os.fork():
         os._exit(0)
@@ -52,7 +52,7 @@ def _leave(request_socket: socket.socket, folder: str, descriptors: list[int]) -
         for descriptor in (secrets, null):
             os.close(descriptor)
         os.chdir(folder)
-        _rename(f"-m\0workers.attempt\0{folder}\0{lock}")
+        _set_command_line(f"-m\0workers.attempt\0{folder}\0{lock}")
         gc.enable()
         code = supervisor.supervise(Path(folder), lock, reply)
     except BaseException:
@@ -61,7 +61,7 @@ def _leave(request_socket: socket.socket, folder: str, descriptors: list[int]) -
         os._exit(code)
 
 
-def _rename(arguments: str) -> None:
+def _set_command_line(arguments: str) -> None:
     """Change the command line in the process list, by overwriting the arguments.
 
     PADDING made space for that.

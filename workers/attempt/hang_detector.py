@@ -20,18 +20,18 @@ from workers.attempt.rank_progress import RankProgress
 
 SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (5 if hasattr(signal, "SIGRTMIN") else 0)
 """Signal that asks a rank for its stacks: one that programs hardly ever use themselves."""
-LEAST_S = 60.0
-LEAST_STEPS = 5
+MIN_TIMEOUT_S = 60.0
+MIN_STEPS = 5
 """Steps before a training is watched. Until then a rank may compile: XLA does so for each of the first steps."""
-P99_TIMES = 2.0
-PATIENCE = 10
+P99_FACTOR = 2.0
+MOVING_LIMIT_FACTOR = 10
 SAMPLES = 3
 SAMPLE_S = 1.0
-MOST_WAKES_PER_S = 5.0
+MAX_WAKES_PER_S = 5.0
 """Wake-ups of a main thread that still counts as hanging: some waits poll every few seconds."""
 IDLE_CORES = 0.01
-MOST_STACK_BYTES = 32 << 10
-MOST_PROCESSES = 50
+MAX_STACK_BYTES = 32 << 10
+MAX_PROCESSES = 50
 
 
 class Hang(NamedTuple):
@@ -42,7 +42,7 @@ class Hang(NamedTuple):
     stacks: dict[int, str]
 
 
-class _Still(NamedTuple):
+class _StepGap(NamedTuple):
     """Last progress of the ranks that have made steps, time since the newest step, and its limit."""
 
     beats: dict[int, RankProgress]
@@ -88,19 +88,23 @@ class HangDetector:
         there are stacks.
         """
         still = self._step_gap(ranks) if self._counts_steps and self._hang_after_s >= 0 else None
-        if still is None or still.silent_s < still.limit_s / 2 or not self._stacks.sample(still.ranks_with_steps(ranks), 1):
+        if (
+            still is None
+            or still.silent_s < still.limit_s / 2
+            or not self._stacks.sample(still.ranks_with_steps(ranks), 1)
+        ):
             return {}
         return self._stacks.by_rank(ranks)
 
-    def _step_gap(self, ranks: Mapping[int, int]) -> "_Still | None":
+    def _step_gap(self, ranks: Mapping[int, int]) -> "_StepGap | None":
         """Return the time since the last step; None before there are enough steps, and in a pause."""
         beats = {rank: beat for rank in ranks.values() if (beat := rank_progress.read(self._folder.beat(rank)))}
-        min_steps = 1 if self._hang_after_s else LEAST_STEPS
+        min_steps = 1 if self._hang_after_s else MIN_STEPS
         active = {rank: beat for rank, beat in beats.items() if beat.steps >= min_steps}
         if not active or any(beat.paused for beat in beats.values()):
             return None
-        limit_s = self._hang_after_s or max(LEAST_S, *(P99_TIMES * beat.p99_s for beat in active.values()))
-        return _Still(active, limit_s, lease.now_s() - max(beat.at_s for beat in active.values()))
+        limit_s = self._hang_after_s or max(MIN_TIMEOUT_S, *(P99_FACTOR * beat.p99_s for beat in active.values()))
+        return _StepGap(active, limit_s, lease.now_s() - max(beat.at_s for beat in active.values()))
 
     def _check_steps(self, ranks: Mapping[int, int]) -> Hang | None:
         still, now_s = self._step_gap(ranks), lease.now_s()
@@ -110,7 +114,7 @@ class HangDetector:
             return None
         if now_s < self._retry_at_s or not self._stacks.sample(still.ranks_with_steps(ranks), SAMPLES):
             return None
-        if self._stacks.has_moved(still.beats) and still.silent_s < PATIENCE * still.limit_s:
+        if self._stacks.has_moved(still.beats) and still.silent_s < MOVING_LIMIT_FACTOR * still.limit_s:
             self._retry_at_s = now_s + still.limit_s
             self._stacks.reset()
             return None
@@ -123,7 +127,7 @@ class HangDetector:
         if now_s - self._checked_s < min(self._hang_after_s / 10, 10.0) and not self._stacks.is_sampling:
             return None
         self._checked_s, (since_s, used_s) = now_s, self._last_active
-        members = process_tree.tree([os.getpid()], self._folder.shared) - others()
+        members = process_tree.attempt_processes([os.getpid()], self._folder.shared) - others()
         cpu_s = sum(map(process_tree.cpu_s, members))
         active = abs(cpu_s - used_s) > max(IDLE_CORES * (now_s - since_s), 0.03)
         if self._has_output or active:
@@ -184,27 +188,28 @@ class _Stacks:
         """The stacks that a rank wrote since it was asked; "" if it is stopped or cannot write them."""
         try:
             with open_untrusted(self._folder.stacks(rank)) as descriptor:
-                return os.pread(descriptor, MOST_STACK_BYTES, self._offsets.get(rank, 0)).decode(errors="replace")
+                return os.pread(descriptor, MAX_STACK_BYTES, self._offsets.get(rank, 0)).decode(errors="replace")
         except (OSError, UnreadableFile):
             return ""
 
     def has_moved(self, ranks: Mapping[int, RankProgress]) -> bool:
         """Return whether the main thread of any of these ranks moved between samples."""
         return any(
-            _moved([sample[rank] for sample in self._samples if rank in sample], beat) for rank, beat in ranks.items()
+            _has_moved([sample[rank] for sample in self._samples if rank in sample], beat)
+            for rank, beat in ranks.items()
         )
 
     def by_rank(self, ranks: Mapping[int, int]) -> dict[int, str]:
         """Stacks by rank: its Python stacks, else what the kernel shows of its processes."""
         newest = self._samples[-1]
         stacks = {rank: sample.stacks for rank, sample in newest.items()}
-        return {rank: stacks.get(rank) or _of_the_kernel(pid) for pid, rank in ranks.items()}
+        return {rank: stacks.get(rank) or _kernel_stacks(pid) for pid, rank in ranks.items()}
 
 
-def _moved(samples: list[_Sample], beat: RankProgress) -> bool:
+def _has_moved(samples: list[_Sample], beat: RankProgress) -> bool:
     positions = {_main_thread(sample.stacks, beat.thread) for sample in samples}
     first, last = samples[0], samples[-1]
-    return len(positions) > 1 or last.wakes - first.wakes > MOST_WAKES_PER_S * (last.at_s - first.at_s)
+    return len(positions) > 1 or last.wakes - first.wakes > MAX_WAKES_PER_S * (last.at_s - first.at_s)
 
 
 def _wakes(pid: int) -> int:
@@ -225,7 +230,7 @@ def _main_thread(dump: str, thread: int) -> str:
 def _furthest_behind(ranks: Mapping[int, int], active: Mapping[int, RankProgress]) -> tuple[int, str]:
     """Return the rank that others may wait for, and details: a stopped one, else that with fewest steps."""
     for pid, rank in ranks.items():
-        if (status := process_tree.stat(pid)) and status.is_stopped:
+        if (status := process_tree.read_status(pid)) and status.is_stopped:
             return rank, f"; a signal has stopped its process {pid}"
     rank = min(active, key=lambda r: (active[r].steps, r))
     beat = active[rank]
@@ -233,10 +238,10 @@ def _furthest_behind(ranks: Mapping[int, int], active: Mapping[int, RankProgress
     return rank, f" ({last}99 of 100 steps took at most {beat.p99_s:.2g} s)"
 
 
-def _of_the_kernel(root: int) -> str:
+def _kernel_stacks(root: int) -> str:
     """State of a process and its descendants, and where in the kernel each waits, if we may read that."""
     lines = ["no Python stacks; its processes:"]
-    for pid in [root, *sorted(process_tree.descendants(root))][:MOST_PROCESSES]:
+    for pid in [root, *sorted(process_tree.descendants(root))][:MAX_PROCESSES]:
         folder = Path(f"/proc/{pid}")
         state = _line(folder / "status", "State:")
         command = _text(folder / "cmdline").replace("\0", " ").strip()[:200]

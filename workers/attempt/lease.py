@@ -13,7 +13,7 @@ from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.attempt import process_tree, reserved_files
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-LONGEST_BYTES = 64
+MAX_FILE_BYTES = 64
 READS = 3
 """Attempts to read a record that looks damaged: it may have been half-written at that moment."""
 
@@ -32,7 +32,7 @@ def _read(path: Path) -> float | None:
     """Read the deadline: 0 for a lease from before a reboot; None if there is no record or it is damaged."""
     for _ in range(READS):
         try:
-            record = read_bytes(path, LONGEST_BYTES)
+            record = read_bytes(path, MAX_FILE_BYTES)
         except (OSError, UnreadableFile):
             return None
         text, _, checksum = record.rpartition(b" ")
@@ -47,7 +47,7 @@ def deadline_s(path: Path) -> float:
     return _read(path) or 0.0
 
 
-def expired(path: Path) -> bool:
+def is_expired(path: Path) -> bool:
     return now_s() >= deadline_s(path)
 
 
@@ -57,7 +57,7 @@ def write(path: Path, lease_s: float, requested_s: float | None = None) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        descriptor = reserved_files.allocated(path, len(record))
+        descriptor = reserved_files.allocate(path, len(record))
     try:
         os.pwrite(descriptor, record, 0)
     finally:

@@ -14,26 +14,26 @@ from workers.messages import Order
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def of_address(address: str, addresses: Mapping[str, Iterable[str]]) -> str:
+def interface_of_address(address: str, addresses: Mapping[str, Iterable[str]]) -> str:
     """Return the interface that has `address`; "" if none has it, as behind network address translation.
 
     `addresses`: addresses by interface.
     """
-    target = _parsed(address)
+    target = _parse_address(address)
     matches = [
         name
         for name, interface_addresses in addresses.items()
-        if target is not None and target in map(_parsed, interface_addresses)
+        if target is not None and target in map(_parse_address, interface_addresses)
     ]
     return min(matches, default="")
 
 
-def of_this_machine(address: str) -> str:
+def local_interface(address: str) -> str:
     """Return the interface of this machine that has `address`; "" if none has it."""
     import psutil
 
     interfaces = psutil.net_if_addrs()
-    return of_address(address, {name: [row.address for row in rows] for name, rows in interfaces.items()})
+    return interface_of_address(address, {name: [row.address for row in rows] for name, rows in interfaces.items()})
 
 
 def variables(order: Order, interface: str) -> dict[str, str]:
@@ -50,7 +50,7 @@ def variables(order: Order, interface: str) -> dict[str, str]:
     return common | dict.fromkeys(vendor(order.backend).interface_variables, interface)
 
 
-def _parsed(address: str) -> "ipaddress.IPv4Address | ipaddress.IPv6Address | None":
+def _parse_address(address: str) -> "ipaddress.IPv4Address | ipaddress.IPv6Address | None":
     """Parse an address without its IPv6 zone; None for other kinds, such as MAC addresses."""
     try:
         return ipaddress.ip_address(address.partition("%")[0])

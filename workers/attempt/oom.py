@@ -80,13 +80,13 @@ class OomMonitor:
     def limit(self) -> str:
         """Describe the tightest memory limit."""
         if self._group is not None and (own := self._group.memory_limit_bytes()):
-            return f"the attempt's limit is {size(own)}"
-        limits = [limit for folder in self._groups for limit in _limits(folder)]
+            return f"the attempt's limit is {format_size(own)}"
+        limits = [limit for folder in self._groups for limit in _memory_limits(folder)]
         total = re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
         machine = int(total[1]) << 10 if total else 0
         if limits and (not machine or min(limits) < machine):
-            return f"the limit of its control group is {size(min(limits))}"
-        return f"the node has {size(machine)}" if machine else ""
+            return f"the limit of its control group is {format_size(min(limits))}"
+        return f"the node has {format_size(machine)}" if machine else ""
 
 
 class _KernelLog:
@@ -148,7 +148,7 @@ def _kills(folder: Path) -> int:
     return 0
 
 
-def _limits(folder: Path) -> Iterator[int]:
+def _memory_limits(folder: Path) -> Iterator[int]:
     """Yield the memory limits of a group and of those above it."""
     for above in (folder, *folder.parents):
         for file in ("memory.max", "memory.limit_in_bytes"):
@@ -157,7 +157,7 @@ def _limits(folder: Path) -> Iterator[int]:
                 yield int(text)
 
 
-def size(number: int) -> str:
+def format_size(number: int) -> str:
     """Format bytes, as `3.9 GiB` or `96 MiB`."""
     return f"{number / 2**30:.1f} GiB" if number >= 1 << 30 else f"{number / 2**20:.0f} MiB"
 

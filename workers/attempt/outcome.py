@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.untrusted_files import UnreadableFile, open_untrusted, parse_json
-from workers.attempt.oom import OomMonitor, size
-from workers.message_fields import LONGEST_TEXT, is_count
+from workers.attempt.oom import OomMonitor, format_size
+from workers.message_fields import MAX_TEXT_LENGTH, is_count
 from workers.messages import Failure
 
-MOST_NOTE_BYTES = 1 << 20
+MAX_NOTE_BYTES = 1 << 20
 
 TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a rank that ended by the signals we send to preempt it, also as a shell passes them on."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 ENDED_BY = {"cancel": "cancelled", "fence": "fenced", "lease": "lost"}
-OF_A_CHILD = ("user", "oom", "internal", "storage", "nan")
+RANK_FAILURES = ("user", "oom", "internal", "storage", "nan")
 """Kinds of failure that a rank may report itself."""
-WRITERS_ERRORS = ("PytorchStreamWriter", "inline_container")
+TORCH_SAVE_ERRORS = ("PytorchStreamWriter", "inline_container")
 """Texts in errors of torch.save, which do not contain the system's own error."""
 
 
 class FailedRank(NamedTuple):
     """A rank that failed.
 
-    `said`: the failure record that it wrote, or None. `printed`: the line on stderr that gives the reason. `says_full`:
-    one of its last lines mentions a full disk. `disk`: describes the disk that was full when it ended, or "".
-    `peak_bytes`: the peak memory of its largest process.
+    `failure_record`: the failure record that it wrote, or None. `printed`: the line on stderr that gives the reason.
+    `mentions_full_disk`: one of its last lines mentions a full disk. `full_disk`: describes the disk that was full when
+    it ended, or "". `peak_bytes`: the peak memory of its largest process.
     """
 
     rank: int
@@ -45,8 +45,8 @@ class FailedRank(NamedTuple):
 class Preemption(NamedTuple):
     """Reaction of the ranks to the request to save and stop.
 
-    `asked`: ranks that still ran when they were asked. `noted`: a rank noted that it stopped early. `done`: ranks that
-    noted that their work is done. `command`: they run a user's command, not a task of ours.
+    `asked_ranks`: ranks that still ran when they were asked. `has_note`: a rank noted that it stopped early. `done`:
+    ranks that noted that their work is done. `is_command`: they run a user's command, not a task of ours.
     """
 
     asked_ranks: frozenset[int] = frozenset()
@@ -84,12 +84,12 @@ def _stopped_early(codes: dict[int, int], ranks: int, preemption: Preemption) ->
     return any(codes.values()) or len(codes) < ranks or any(rank in unfinished for rank in codes)
 
 
-def first_bad(codes: dict[int, int]) -> int:
+def first_failed_rank(codes: dict[int, int]) -> int:
     """Return the lowest rank that failed by itself, else the lowest one that was ended by our signals."""
     return min((code in TERMINATED, rank) for rank, code in codes.items() if code != 0)[1]
 
 
-def noted(events: Path, requested_at: float) -> tuple[bool, frozenset[int]]:
+def read_notes(events: Path, requested_at: float) -> tuple[bool, frozenset[int]]:
     """Read the last notes: whether a rank stopped early on request, and which ranks are done.
 
     `requested_at` is the time of the first SIGTERM, in seconds since 1970.
@@ -97,7 +97,7 @@ def noted(events: Path, requested_at: float) -> tuple[bool, frozenset[int]]:
     try:
         with open_untrusted(events) as descriptor:
             end = os.fstat(descriptor).st_size
-            data = os.pread(descriptor, MOST_NOTE_BYTES, max(0, end - MOST_NOTE_BYTES))
+            data = os.pread(descriptor, MAX_NOTE_BYTES, max(0, end - MAX_NOTE_BYTES))
     except (OSError, UnreadableFile):
         return False, frozenset()
     notes = [_note(line) for line in data.split(b"\n") if b'"preempted"' in line or b'"done"' in line]
@@ -128,34 +128,36 @@ def _note(line: bytes) -> dict[str, Any]:
 def cause(rank: FailedRank, memory: OomMonitor) -> Failure:
     """Return the cause of a failure: a kill by the kernel, else the rank's own report, else its exit code."""
     failure = (
-        _said(rank) if isinstance(rank.failure_record, dict) else failure_from_exit(rank.rank, rank.node, rank.code, rank.stderr_reason)
+        _reported_failure(rank)
+        if isinstance(rank.failure_record, dict)
+        else failure_from_exit(rank.rank, rank.node, rank.code, rank.stderr_reason)
     )
     if rank.code in KILLED and memory.was_killed(rank.pid if rank.code == -signal.SIGKILL else 0):
         process = f"rank {rank.rank}" if rank.code == -signal.SIGKILL else f"a process of rank {rank.rank}"
-        failure = _of_kind(failure, "oom", f"{process} was killed by the kernel because memory ran out")
+        failure = _with_kind(failure, "oom", f"{process} was killed by the kernel because memory ran out")
     elif failure.kind != "oom" and memory.has_kill_in_attempt():
-        failure = _of_kind(failure, "oom", f"{failure.message}; the kernel killed a process because memory ran out")
+        failure = _with_kind(failure, "oom", f"{failure.message}; the kernel killed a process because memory ran out")
     elif rank.failure_record is None and (rank.mentions_full_disk or rank.full_disk):
-        failure = _of_kind(failure, "storage", failure.message)
+        failure = _with_kind(failure, "storage", failure.message)
     if failure.kind == "oom":
-        peak = f"it held {size(rank.peak_bytes)}" if rank.peak_bytes else ""
-        return _of_kind(failure, "oom", _joined(f"{failure.message}: ", peak, memory.limit()))
+        peak = f"it held {format_size(rank.peak_bytes)}" if rank.peak_bytes else ""
+        return _with_kind(failure, "oom", _joined(f"{failure.message}: ", peak, memory.limit()))
     if failure.kind == "storage" and rank.full_disk and rank.full_disk not in failure.message:
-        return _of_kind(failure, "storage", f"{failure.message}; {rank.full_disk}")
+        return _with_kind(failure, "storage", f"{failure.message}; {rank.full_disk}")
     return failure
 
 
-def _said(rank: FailedRank) -> Failure:
+def _reported_failure(rank: FailedRank) -> Failure:
     """Failure that the rank itself reported."""
-    kind = rank.failure_record["kind"] if rank.failure_record.get("kind") in OF_A_CHILD else "user"
-    message, stacks = (str(rank.failure_record.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
-    if kind == "user" and rank.full_disk and any(word in message for word in WRITERS_ERRORS):
+    kind = rank.failure_record["kind"] if rank.failure_record.get("kind") in RANK_FAILURES else "user"
+    message, stacks = (str(rank.failure_record.get(name, ""))[:MAX_TEXT_LENGTH] for name in ("message", "traceback"))
+    if kind == "user" and rank.full_disk and any(word in message for word in TORCH_SAVE_ERRORS):
         kind = "storage"
     return Failure(rank.rank, rank.node, kind, message, stacks, rank.code)
 
 
-def _of_kind(failure: Failure, kind: str, message: str) -> Failure:
-    return replace(failure, kind=kind, message=message[:LONGEST_TEXT])
+def _with_kind(failure: Failure, kind: str, message: str) -> Failure:
+    return replace(failure, kind=kind, message=message[:MAX_TEXT_LENGTH])
 
 
 def _joined(begin: str, *parts: str) -> str:
@@ -169,5 +171,5 @@ def failure_from_exit(rank: int, node: str, code: int, printed: str) -> Failure:
         return Failure(rank, node, "signal", f"rank {rank} was killed by {name}", exit_code=code)
     details = f": {printed}" if printed else ""
     return Failure(
-        rank, node, "user", f"rank {rank} ended with exit code {code}{details}"[:LONGEST_TEXT], exit_code=code
+        rank, node, "user", f"rank {rank} ended with exit code {code}{details}"[:MAX_TEXT_LENGTH], exit_code=code
     )

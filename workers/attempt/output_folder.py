@@ -15,14 +15,14 @@ from pathlib import Path
 from cluster.errors import UserError
 from workers.attempt import lease
 
-LIMIT = "POLYFLEET_OUTPUT_LIMIT_BYTES"
-FIRST_LOOK_S = 1.0
-LOOK_EVERY_S = 10.0
-REST = 20.0
+LIMIT_VARIABLE = "POLYFLEET_OUTPUT_LIMIT_BYTES"
+FIRST_CHECK_S = 1.0
+CHECK_EVERY_S = 10.0
+PAUSE_FACTOR = 20.0
 """Pause after measuring, as a multiple of its duration: a folder of a million files costs few percent of a core."""
 
 
-def folder_of(checkpoint_root: Path, epoch: int) -> Path:
+def output_path(checkpoint_root: Path, epoch: int) -> Path:
     """The output folder of an attempt, beside the job's checkpoints."""
     return checkpoint_root / f"output-{epoch}"
 
@@ -32,9 +32,11 @@ def limit_bytes(environ: Mapping[str, str]) -> int:
 
     Raises UserError for an invalid setting.
     """
-    text = environ.get(LIMIT, "") or "0"
+    text = environ.get(LIMIT_VARIABLE, "") or "0"
     if not text.isascii() or not text.isdigit() or int(text[:20]) >= 1 << 60:
-        raise UserError(f"{LIMIT} is {text[:40]!r} on this node", "write a number of bytes, such as 50000000000")
+        raise UserError(
+            f"{LIMIT_VARIABLE} is {text[:40]!r} on this node", "write a number of bytes, such as 50000000000"
+        )
     return int(text)
 
 
@@ -43,7 +45,7 @@ def limit(job_limit_bytes: int, environ: Mapping[str, str]) -> tuple[int, str]:
     pool_limit_bytes = limit_bytes(environ)
     if job_limit_bytes and (not pool_limit_bytes or job_limit_bytes < pool_limit_bytes):
         return job_limit_bytes, "its job allows {} (output_limit)"
-    return pool_limit_bytes, f"its pool allows {{}} ({LIMIT})"
+    return pool_limit_bytes, f"its pool allows {{}} ({LIMIT_VARIABLE})"
 
 
 def size_bytes(folder: str) -> int:
@@ -63,7 +65,7 @@ def size_bytes(folder: str) -> int:
     return total
 
 
-class Outputs:
+class OutputFolder:
     """Watches the size of an output folder, by measuring it in a thread and when the ranks have ended.
 
     `allowed` says whose limit it is, with {} for its size.
@@ -72,7 +74,7 @@ class Outputs:
     def __init__(self, folder: str, limit_bytes: int, allowed: str):
         self._folder, self._limit_bytes, self._limit_text = folder, limit_bytes, allowed
         self._size_bytes = 0
-        self._next_check_s = lease.now_s() + FIRST_LOOK_S
+        self._next_check_s = lease.now_s() + FIRST_CHECK_S
         self._thread: threading.Thread | None = None
 
     def check(self) -> str:
@@ -95,7 +97,7 @@ class Outputs:
         started_s = lease.now_s()
         self._size_bytes = size_bytes(self._folder)
         duration_s = lease.now_s() - started_s
-        self._next_check_s = started_s + duration_s + max(LOOK_EVERY_S, REST * duration_s)
+        self._next_check_s = started_s + duration_s + max(CHECK_EVERY_S, PAUSE_FACTOR * duration_s)
 
     def _refusal(self) -> str:
         if not self._limit_bytes or self._size_bytes <= self._limit_bytes:

@@ -36,10 +36,10 @@ class Process(NamedTuple):
     boot: str
 
 
-class Stat(NamedTuple):
+class ProcessStatus(NamedTuple):
     """State of a running process.
 
-    `stopped`: by a signal or debugger. `kernels`: a kernel thread, without environment.
+    `is_stopped`: by a signal or debugger. `kernels`: a kernel thread, without environment.
     """
 
     parent: int
@@ -55,7 +55,7 @@ def adopt_orphans() -> None:
         _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def killed_for_memory(first: bool) -> None:
+def set_oom_score(first: bool) -> None:
     """Set this process's OOM score: ranks are killed `first`, others as late as any program.
 
     Ray sets the score of its workers, and so of agents and their children, such that these are killed first.
@@ -65,7 +65,7 @@ def killed_for_memory(first: bool) -> None:
             Path("/proc/self/oom_score_adj").write_text("1000" if first else "0")
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when `parent` ends, however it ends. For a new child, before exec."""
     if LINUX:
         _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
@@ -81,27 +81,27 @@ def boot() -> str:
 
 def identify(pid: int) -> Process | None:
     """Return the identity of the process that has this pid now; None if there is none."""
-    return Process(pid, status.ticks, boot()) if (status := stat(pid)) else None
+    return Process(pid, status.ticks, boot()) if (status := read_status(pid)) else None
 
 
-def stat_of(process: Process) -> Stat | None:
+def status_of(process: Process) -> ProcessStatus | None:
     """Return the state of a process; None if it has ended, even if another process has its pid by now."""
-    status = stat(process.pid) if process.boot == boot() else None
+    status = read_status(process.pid) if process.boot == boot() else None
     return status if status and status.ticks == process.ticks else None
 
 
-def stat(pid: int) -> Stat | None:
+def read_status(pid: int) -> ProcessStatus | None:
     """Return the state of the process with this pid; None if it has ended or is a zombie."""
     if not LINUX:
-        return _stat_by_psutil(pid)
+        return _status_by_psutil(pid)
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=20)
     if not fields or fields[0] in (b"Z", b"X"):
         return None
     kernels = bool(int(fields[6]) & _KERNEL_THREAD)
-    return Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"T", b"t"), kernels)
+    return ProcessStatus(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"T", b"t"), kernels)
 
 
-def _stat_by_psutil(pid: int) -> Stat | None:
+def _status_by_psutil(pid: int) -> ProcessStatus | None:
     import psutil
 
     try:
@@ -109,45 +109,47 @@ def _stat_by_psutil(pid: int) -> Stat | None:
         status = process.status()
         if status == psutil.STATUS_ZOMBIE:
             return None
-        return Stat(
+        return ProcessStatus(
             process.ppid() or 0, os.getsid(pid), int(process.create_time() * 100), status == psutil.STATUS_STOPPED
         )
     except (psutil.Error, OSError):
         return None
 
 
-def tree(roots: Collection[int], folder: Path, session: Process | None = None) -> set[int]:
+def attempt_processes(roots: Collection[int], folder: Path, session: Process | None = None) -> set[int]:
     """Running processes of the attempt whose ranks write to `folder`, without `roots` and this process.
 
     Without roots and `session`, only by their environment. `session` is the session's leader, which may have ended.
     """
-    processes = _living()
-    if session is not None and not _may_be(session, processes):
+    processes = _running()
+    if session is not None and not _may_have_processes(session, processes):
         session = None
     mark = f"\0{MARK}={folder}\0".encode()
     user_pids = (pid for pid, status in processes.items() if not status.is_kernel_thread)
     marked_pids = {pid for pid in user_pids if _is_marked(pid, mark)}
     members = [
-        pid for pid, status in processes.items() if pid in roots or pid in marked_pids or _is_of(session, status)
+        pid
+        for pid, status in processes.items()
+        if pid in roots or pid in marked_pids or _is_in_session(session, status)
     ]
     return _with_descendants(members, processes) - {*roots, os.getpid()}
 
 
 def descendants(root: int) -> set[int]:
     """Running descendants of `root`, without itself."""
-    return _with_descendants([root], _living()) - {root}
+    return _with_descendants([root], _running()) - {root}
 
 
-def of_session(leader: int, root: int) -> set[int]:
+def session_processes(leader: int, root: int) -> set[int]:
     """Running descendants of `root` in the session of `leader`, and all descendants of these."""
-    processes = _living()
+    processes = _running()
     ours = _with_descendants([root], processes) & processes.keys()
     return _with_descendants([pid for pid in ours if pid == leader or processes[pid].session == leader], processes) - {
         root
     }
 
 
-def _with_descendants(pending: list[int], processes: dict[int, Stat]) -> set[int]:
+def _with_descendants(pending: list[int], processes: dict[int, ProcessStatus]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -173,7 +175,7 @@ def cpu_s(pid: int) -> float:
         return 0.0
 
 
-def _may_be(session: Process, processes: dict[int, Stat]) -> bool:
+def _may_have_processes(session: Process, processes: dict[int, ProcessStatus]) -> bool:
     """Return whether the session may still have processes.
 
     The kernel does not reuse a pid while a session has that number, so another process with it proves ours empty.
@@ -182,7 +184,7 @@ def _may_be(session: Process, processes: dict[int, Stat]) -> bool:
     return session.boot == boot() and (leader is None or leader.ticks == session.ticks)
 
 
-def _is_of(session: Process | None, process: Stat) -> bool:
+def _is_in_session(session: Process | None, process: ProcessStatus) -> bool:
     return session is not None and process.session == session.pid and process.ticks >= session.ticks
 
 
@@ -207,7 +209,7 @@ def send(pid: int, number: int, *, group: bool = False) -> None:
         return
 
 
-def _living() -> dict[int, Stat]:
+def _running() -> dict[int, ProcessStatus]:
     """Running processes by pid."""
     if LINUX:
         pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
@@ -215,7 +217,7 @@ def _living() -> dict[int, Stat]:
         import psutil
 
         pids = psutil.pids()
-    return {pid: status for pid in pids if (status := stat(pid))}
+    return {pid: status for pid in pids if (status := read_status(pid))}
 
 
 def _is_marked(pid: int, mark: bytes) -> bool:

@@ -29,7 +29,7 @@ PREFIXES = ("LC_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_
 POOL_VARIABLES = "POLYFLEET_POOL_VARIABLES"
 """Variable with the comma-separated names of what the fleet file sets for the pool's nodes (cluster/raylets.py)."""
 
-LOOKS_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.IGNORECASE)
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.IGNORECASE)
 
 TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1"}
 
@@ -40,9 +40,7 @@ def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     Without proxies that have a password.
     """
     prefixes = (*PREFIXES, *(prefix for row in vendors().values() for prefix in row.variables))
-    allowed = {
-        k: v for k, v in environ.items() if (k in NAMES or k.startswith(prefixes)) and not LOOKS_SECRET.search(k)
-    }
+    allowed = {k: v for k, v in environ.items() if (k in NAMES or k.startswith(prefixes)) and not SECRET_NAME.search(k)}
     allowed = {k: v for k, v in allowed.items() if not (k.lower().endswith("_proxy") and "@" in v)}
     allowed |= {name: environ[name] for name in environ.get(POOL_VARIABLES, "").split(",") if name in environ}
     search = [str(Path(interpreter(environ)).parent), allowed.get("PATH", os.defpath)]

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster.untrusted_files import UnreadableFile, open_untrusted_in, read_json
-from workers.attempt.folders import MOST_RECORD_BYTES, MOST_RESULT_BYTES, AttemptFolder, AttemptId
+from workers.attempt.folders import MAX_RECORD_BYTES, MAX_RESULT_BYTES, AttemptFolder, AttemptId
 from workers.messages import InvalidMessage, Outcome, RankEvent
-from workers.rank_events import LONGEST_LINE_BYTES
+from workers.rank_events import MAX_LINE_BYTES
 
 log = logging.getLogger(__name__)
 
 CLOCK_MARGIN_S = 86_400.0
 """Tolerance for the times of events: a node's clock may be set while its attempts run."""
-TOLD = ("report", "checkpoint")
+REPORTED_TYPES = ("report", "checkpoint")
 """Event types that are sent to the controller; notes stay on the node."""
-OF_THE_AGENT = ("outcome.json", "supervisor.json", "launch.json", "lease", "lock", "stop", "started")
+AGENT_FILES = ("outcome.json", "supervisor.json", "launch.json", "lease", "lock", "stop", "started")
 
 
 class EventBatch(NamedTuple):
@@ -31,7 +31,7 @@ class EventBatch(NamedTuple):
 class RankFileReader:
     """Reads the files of one attempt.
 
-    `refused`: number of entries that could not be used; `reason`: of the last.
+    `unusable_count`: number of entries that could not be used; `reason`: of the last.
     """
 
     def __init__(self, folder: AttemptFolder):
@@ -57,9 +57,11 @@ class RankFileReader:
         complete_bytes = data.rfind(b"\n") + 1
         if complete_bytes:
             return self._lines(data[:complete_bytes], cursor, max_lines, cursor + len(data) < size)
-        if len(data) <= LONGEST_LINE_BYTES:
+        if len(data) <= MAX_LINE_BYTES:
             return EventBatch([], cursor, False)
-        self.count_unusable(f"a line of events.jsonl is longer than {LONGEST_LINE_BYTES} bytes; {size - cursor} were skipped")
+        self.count_unusable(
+            f"a line of events.jsonl is longer than {MAX_LINE_BYTES} bytes; {size - cursor} were skipped"
+        )
         return EventBatch([], size, False)
 
     def _lines(self, data: bytes, cursor: int, max_lines: int, has_more: bool) -> EventBatch:
@@ -74,7 +76,7 @@ class RankFileReader:
                 if cursor >= self._counted_to and line.strip():
                     self.count_unusable(f"a line of events.jsonl {e}")
             else:
-                events += [event] if event.type in TOLD else []
+                events += [event] if event.type in REPORTED_TYPES else []
             cursor = end
         self._counted_to = max(self._counted_to, cursor)
         return EventBatch(events, cursor, bool(rest) or has_more)
@@ -87,7 +89,7 @@ class RankFileReader:
 
     def check_files(self) -> None:
         """Count an unreadable result, and files with names of the agent's own. Called while the ranks run."""
-        for name in OF_THE_AGENT:
+        for name in AGENT_FILES:
             if name not in self._misplaced and os.path.lexists(self._folder.shared / name):
                 self._misplaced.add(name)
                 self.count_unusable(f"{name} was put where ranks write; it has no effect")
@@ -97,7 +99,7 @@ class RankFileReader:
         ):  # unchanged since the last call, so it is not being written
             self._inspected = current
             try:
-                read_json(self._folder.result, MOST_RESULT_BYTES)
+                read_json(self._folder.result, MAX_RESULT_BYTES)
             except UnreadableFile as e:
                 self.count_unusable(f"result.json {e.why}")
             except FileNotFoundError:
@@ -114,7 +116,7 @@ class RankFileReader:
 def read_outcome(path: Path, attempt: AttemptId) -> Outcome | None:
     """Read an Outcome; None if there is none yet. Raises UnreadableFile for anything but one of `attempt`."""
     try:
-        data = read_json(path, MOST_RECORD_BYTES)
+        data = read_json(path, MAX_RECORD_BYTES)
     except FileNotFoundError:
         return None
     try:

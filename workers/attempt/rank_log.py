@@ -5,13 +5,13 @@ import re
 import time
 from pathlib import Path
 
-from cluster.log_files import Writer
+from cluster.log_files import LogWriter
 from workers.attempt.redaction import Redactor
 from workers.attempt.stderr_tail import StderrTail
 
 LIMIT_BYTES = 1 << 30
-LONGEST_LINE_BYTES = 64 << 10
-LONGEST_TEXT = 128 << 10
+MAX_LINE_BYTES = 64 << 10
+MAX_TEXT_LENGTH = 128 << 10
 """Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
 SILENT_S = 2.0
 """Silence after which an unfinished line is written: the last output before a program hangs matters most."""
@@ -29,7 +29,7 @@ class RankLog:
     """
 
     def __init__(self, path: Path, redact: Redactor, limit_bytes: int = LIMIT_BYTES):
-        self._log = Writer(path, limit_bytes)
+        self._log = LogWriter(path, limit_bytes)
         self._redact = redact
         self._rest = {"out": bytearray(), "err": bytearray()}
         self._unfinished: dict[str, str] = {}  # by stream: the part already written of a line that has not ended
@@ -54,7 +54,7 @@ class RankLog:
                 end = block.rfind(b"\n", 0, end - partial_bytes) + 1
             del rest[:end]
             self._write(stream, self._texts(block[:end]))
-        if len(rest) > LONGEST_LINE_BYTES + self._redact.longest:
+        if len(rest) > MAX_LINE_BYTES + self._redact.longest:
             self._cut(stream)
 
     def flush(self) -> None:
@@ -67,11 +67,11 @@ class RankLog:
             if rest and self._fed_s[stream] <= until_s:
                 self._fed_s[stream] = math.inf
                 clean = self._redact.clean(bytes(rest))
-                end = _whole_characters(clean, len(clean) - self._redact.partial_bytes(clean))
+                end = _complete_characters(clean, len(clean) - self._redact.partial_bytes(clean))
                 end -= clean[:end].endswith(b"\r")
                 self._rest[stream] = bytearray(clean[end:])
                 *complete, last = END_OF_LINE.split(clean[:end])
-                self._write(stream, _decoded([*complete, last] if last else complete), unfinished=bool(last))
+                self._write(stream, _decode([*complete, last] if last else complete), unfinished=bool(last))
 
     def _cut(self, stream: str) -> None:
         """Write a piece of an overlong line; bytes that may be the start of a secret stay for the next piece."""
@@ -84,7 +84,7 @@ class RankLog:
         lines = END_OF_LINE.split(self._redact.clean(data))
         if not lines[-1]:
             lines.pop()
-        return _decoded(lines)
+        return _decode(lines)
 
     def _write(self, stream: str, texts: list[str], unfinished: bool = False) -> None:
         if not texts:
@@ -96,7 +96,7 @@ class RankLog:
             self.errors.add([(before or "") + texts[0], *texts[1:]], continues=before is not None)
         if unfinished:
             marks[-1] += MARK
-            self._unfinished[stream] = (((before or "") if len(texts) == 1 else "") + texts[-1])[:LONGEST_TEXT]
+            self._unfinished[stream] = (((before or "") if len(texts) == 1 else "") + texts[-1])[:MAX_TEXT_LENGTH]
         stamp = _stamp()
         lines = [f"{stamp} {mark} {text}\n" for mark, text in zip(marks, texts, strict=True)]
         if self._lost_lines:
@@ -118,13 +118,13 @@ class RankLog:
         self._log.close()
 
 
-def _decoded(lines: list[bytes]) -> list[str]:
+def _decode(lines: list[bytes]) -> list[str]:
     return [piece for line in lines for piece in _pieces(line.decode("utf-8", "backslashreplace"))]
 
 
 def _pieces(text: str) -> list[str]:
     """Split a text into pieces that are short enough for readers of the log, each a line of its own there."""
-    return [text[start : start + LONGEST_TEXT] for start in range(0, max(len(text), 1), LONGEST_TEXT)]
+    return [text[start : start + MAX_TEXT_LENGTH] for start in range(0, max(len(text), 1), MAX_TEXT_LENGTH)]
 
 
 def _between_characters(data: bytes, at: int) -> int:
@@ -136,7 +136,7 @@ def _between_characters(data: bytes, at: int) -> int:
     return start if at - start < 4 else at
 
 
-def _whole_characters(data: bytes, at: int) -> int:
+def _complete_characters(data: bytes, at: int) -> int:
     """Return `at`, or the start of a UTF-8 character before `at` whose rest has not arrived yet."""
     for back in range(1, min(at, 3) + 1):
         byte = data[at - back]

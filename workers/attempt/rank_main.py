@@ -22,14 +22,14 @@ import workers
 from cluster.errors import PolyfleetError, UserError
 from cluster.untrusted_files import UnreadableFile, parse_json
 from workers.attempt import disk_full
-from workers.attempt.folders import MOST_RESULT_BYTES, SharedFolder, read_json, write_json
+from workers.attempt.folders import MAX_RESULT_BYTES, SharedFolder, read_json, write_json
 from workers.attempt.hang_detector import SIGNAL
 from workers.attempt.redaction import Redactor
 from workers.attempt.reserved_files import is_full, replace_or_use_reserve
 from workers.errors import AttemptReplaced, NonFiniteValue
 
 CODE = Path(workers.__file__).parents[1]
-OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
+OUR_FOLDERS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
 STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 LIBRARIES = ("torch", "torch_xla", "intel_extension_for_pytorch", "numpy", "safetensors")
 INTERRUPTED = 130
@@ -40,11 +40,11 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 def main() -> int:
     folder, rank = SharedFolder(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
     redact = Redactor.for_rank(os.environ)
-    _tell_stacks(folder.stacks(rank))
+    _register_stacks(folder.stacks(rank))
     try:
         result = _run_task(folder, rank)
         if rank == 0:
-            replace_or_use_reserve(folder.result, json.dumps(redact.clean_data(_checked(result))))
+            replace_or_use_reserve(folder.result, json.dumps(redact.clean_data(_check_result(result))))
     except SystemExit as e:
         return _exit_code(e)
     except BaseException as e:
@@ -56,7 +56,7 @@ def main() -> int:
     return 0
 
 
-def _tell_stacks(path: Path) -> None:
+def _register_stacks(path: Path) -> None:
     """Write the stacks of all threads to `path` at each SIGNAL of the supervisor, even if the GIL is held.
 
     At exit the interpreter restores the previous handler. That must be SIG_IGN, or a late signal would kill the rank.
@@ -78,7 +78,7 @@ def _run_task(folder: SharedFolder, rank: int) -> dict[str, Any]:
     return result
 
 
-def _checked(result: Any) -> Any:
+def _check_result(result: Any) -> Any:
     """Return the result. Raises UserError if it cannot be written as JSON or is too large to be read."""
     try:
         text = json.dumps(result).encode()
@@ -86,9 +86,9 @@ def _checked(result: Any) -> Any:
     except (TypeError, ValueError, RecursionError, UnreadableFile) as e:
         why = e.why if isinstance(e, UnreadableFile) else f"cannot be written as JSON: {e}"
         raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
-    if len(text) > MOST_RESULT_BYTES:
+    if len(text) > MAX_RESULT_BYTES:
         message = (
-            f"the task's result has {len(text) / 2**20:.1f} MiB as JSON; the maximum is {MOST_RESULT_BYTES >> 20} MiB"
+            f"the task's result has {len(text) / 2**20:.1f} MiB as JSON; the maximum is {MAX_RESULT_BYTES >> 20} MiB"
         )
         raise UserError(message, "write large values to a file or checkpoint and return its path")
     return result
@@ -109,11 +109,11 @@ def failure_record(e: BaseException, rank: int) -> dict[str, Any]:
     user code is a bug of ours: it keeps all frames and has kind `internal`.
     """
     trace = traceback.TracebackException.from_exception(e)
-    in_user_code = isinstance(e, SyntaxError) or any(_is_users(frame.filename) for frame in trace.stack)
+    in_user_code = isinstance(e, SyntaxError) or any(_is_user_code(frame.filename) for frame in trace.stack)
     is_our_error = isinstance(e, PolyfleetError)
     kind = _kind(e) or ("user" if in_user_code or is_our_error else "internal")
     if kind != "internal":
-        _cut(trace)
+        _drop_our_frames(trace)
     message = str(e) if is_our_error else "".join(trace.format_exception_only()).strip()
     return {
         "rank": rank,
@@ -125,22 +125,22 @@ def failure_record(e: BaseException, rank: int) -> dict[str, Any]:
     }
 
 
-def _cut(trace: traceback.TracebackException) -> None:
+def _drop_our_frames(trace: traceback.TracebackException) -> None:
     """Drop our frames from a traceback and from those of all its causes."""
     trace.stack[:] = [frame for frame in trace.stack if not _is_ours(frame.filename)]
     for cause in (trace.__cause__, trace.__context__):
         if cause is not None:
-            _cut(cause)
+            _drop_our_frames(cause)
 
 
 def _is_ours(filename: str) -> bool:
     """Return whether a frame is of our code, or of Python's own code that runs and imports modules."""
-    return filename.startswith((*OURS, "<frozen ")) or filename.endswith(
+    return filename.startswith((*OUR_FOLDERS, "<frozen ")) or filename.endswith(
         (f"{os.sep}runpy.py", f"importlib{os.sep}__init__.py")
     )
 
 
-def _is_users(filename: str) -> bool:
+def _is_user_code(filename: str) -> bool:
     """Return whether a frame is of user code: not ours, and not of a library that we call ourselves."""
     if _is_ours(filename):
         return False
@@ -184,9 +184,9 @@ def _disk(e: BaseException) -> str:
         if isinstance(exception, OSError) and isinstance(exception.filename, str)
     ]
     if filenames:
-        return disk_full.described(filenames[0])
+        return disk_full.describe(filenames[0])
     folders = [os.getcwd(), os.environ.get("POLYFLEET_CHECKPOINT_DIR", ""), tempfile.gettempdir(), "/dev/shm"]  # noqa: PTH109, S108
-    return disk_full.full_disk(filter(None, folders))
+    return disk_full.describe_full_disk(filter(None, folders))
 
 
 def _is_out_of_memory(e: BaseException) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from workers.attempt import cgroup_spawn, lease, process_tree
 from workers.attempt.rank_log import RankLog
-from workers.attempt.redaction import NAMES
+from workers.attempt.redaction import NAMES_VARIABLE
 
 DRAIN_S = 1.0
 READ_BYTES = 64 << 10
@@ -43,7 +43,7 @@ class RankProcesses:
         self.peaks: dict[int, int] = {}
 
     def install_signal_handlers(self, on_signal: Callable[[int, Any], None]) -> None:
-        """Let signals make `turn` return at once: when a rank exits, or the agent wakes us.
+        """Let signals make `poll` return at once: when a rank exits, or the agent wakes us.
 
         Must be called before the agent can know our pid: an unhandled SIGUSR1 would kill this process.
         """
@@ -155,7 +155,7 @@ class RankProcesses:
 
 def secret_names(secrets: dict[str, str]) -> dict[str, str]:
     """The variable that lists which of a rank's variables are secrets."""
-    return {NAMES: ",".join(secrets)} if secrets else {}
+    return {NAMES_VARIABLE: ",".join(secrets)} if secrets else {}
 
 
 @contextmanager
@@ -170,8 +170,8 @@ def block_signals() -> Iterator[None]:
 
 def before_exec(parent: int) -> None:
     """Die with the supervisor, and restore the default signal handlers. For a new child, before exec."""
-    process_tree.die_with(parent)
-    process_tree.killed_for_memory(first=True)
+    process_tree.die_with_parent(parent)
+    process_tree.set_oom_score(first=True)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

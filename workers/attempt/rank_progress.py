@@ -20,7 +20,7 @@ from workers.attempt import lease
 
 RECORD = struct.Struct("<QddqQB")
 CHECKSUM = struct.Struct("<I")
-KEPT_STEPS = 1000
+STEP_WINDOW = 1000
 READS = 3
 """Attempts to read a record that looks damaged: it may have been half-written at that moment."""
 PAUSED, SAVING = 1, 2
@@ -97,7 +97,7 @@ class ProgressWriter:
             self._write()
 
     def _add_duration(self, step_s: float) -> None:
-        if len(self._steps_s) == KEPT_STEPS:
+        if len(self._steps_s) == STEP_WINDOW:
             self._sorted_s.pop(bisect_left(self._sorted_s, self._steps_s.popleft()))
         self._steps_s.append(step_s)
         insort(self._sorted_s, step_s)

@@ -9,12 +9,12 @@ from typing import Any
 from cluster import untrusted_files
 from cluster.untrusted_files import UnreadableFile
 from workers.attempt import reserved_files, wakeup_pipe
-from workers.attempt.folders import MOST_RESULT_BYTES, AttemptFolder
+from workers.attempt.folders import MAX_RESULT_BYTES, AttemptFolder
 from workers.attempt.redaction import Redactor
 from workers.messages import Outcome
 
-MOST_FAILURE_BYTES = 1 << 20
-SHORT_TEXT = 1000
+MAX_FAILURE_BYTES = 1 << 20
+MAX_SHORT_TEXT = 1000
 """Characters of a message if a full disk leaves only the reserved space."""
 
 
@@ -28,7 +28,7 @@ class RankResults:
     def failure(self, rank: int) -> dict[str, Any] | None:
         """The failure record that a rank wrote; None if there is none that can be read."""
         try:
-            data = untrusted_files.read_json(self._folder.failure(rank), MOST_FAILURE_BYTES)
+            data = untrusted_files.read_json(self._folder.failure(rank), MAX_FAILURE_BYTES)
             record = self._redact.clean_data(data, keys=False)
         except (FileNotFoundError, UnreadableFile):
             return None
@@ -37,7 +37,7 @@ class RankResults:
     def result(self) -> tuple[dict[str, Any], str]:
         """Return the result of rank 0, and why it cannot be read ("" if it can)."""
         try:
-            data = self._redact.clean_data(untrusted_files.read_json(self._folder.result, MOST_RESULT_BYTES))
+            data = self._redact.clean_data(untrusted_files.read_json(self._folder.result, MAX_RESULT_BYTES))
         except FileNotFoundError:
             return {}, ""
         except UnreadableFile as e:
@@ -56,7 +56,7 @@ class RankResults:
         On a full disk, drop what does not fit into the reserved space.
         """
         failure = outcome.failure
-        short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
+        short = failure and replace(failure, traceback="", message=failure.message[:MAX_SHORT_TEXT])
         shorter = json.dumps(replace(outcome, result={}, failure=short).to_plain())
         reserved_files.replace_or_use_reserve(
             self._folder.outcome, json.dumps(outcome.to_plain()), durable=True, shorter=shorter

@@ -7,7 +7,7 @@ devices than the allocated ones.
 from pathlib import Path
 
 from cluster.catalogue.precision import short_name
-from workers.attempt.output_folder import folder_of
+from workers.attempt.output_folder import output_path
 from workers.attempt.process_tree import MARK
 from workers.messages import Order, ScriptCheckpoint
 
@@ -90,7 +90,7 @@ def polyfleet(order: Order, local_rank: int, folder: Path) -> dict[str, str]:
 
 
 def _output(order: Order) -> str:
-    return str(folder_of(Path(order.checkpoint_root), order.epoch)) if order.checkpoint_root else ""
+    return str(output_path(Path(order.checkpoint_root), order.epoch)) if order.checkpoint_root else ""
 
 
 def _resume_path(order: Order) -> dict[str, str]:

@@ -33,17 +33,17 @@ def fork_supervisor(folder: AttemptFolder, lock: int, launcher: int) -> None:
     whatever their session and their environment.
     """
     process_tree.adopt_orphans()
-    process_tree.killed_for_memory(first=False)
+    process_tree.set_oom_score(first=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     supervisor = os.fork()
     if supervisor:
         os.close(launcher)
-        _keep(supervisor, folder)
+        _wait_and_clean_up(supervisor, folder)
     os.set_inheritable(lock, False)
 
 
-def _keep(supervisor: int, folder: AttemptFolder) -> NoReturn:
+def _wait_and_clean_up(supervisor: int, folder: AttemptFolder) -> NoReturn:
     null = os.open(os.devnull, os.O_RDWR)
     for target in (0, 1, 2):
         os.dup2(null, target)

@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-NAMES = "POLYFLEET_SECRETS"
+NAMES_VARIABLE = "POLYFLEET_SECRETS"
 """Variable in a rank's environment with the comma-separated names of its variables that are secrets."""
 MASK = b"***"
-SHORTEST = 4
+MIN_SECRET_LENGTH = 4
 """Minimum characters: shorter secrets are not masked, or every second word would be."""
 GRAM_BYTES = 4
 WINDOW_BYTES = 2 * GRAM_BYTES - 1
 """Any run of this many bytes contains one gram at an offset divisible by 4."""
-MOST_LINES = 1000
+MAX_LINES = 1000
 
 
 class Redactor:
@@ -30,8 +30,8 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]):
         non_empty = [s for s in secrets if s]
-        forms = _forms(s for s in non_empty if len(s) >= SHORTEST) if non_empty else []
-        self.too_short = sum(len(s) < SHORTEST for s in non_empty)
+        forms = _forms(s for s in non_empty if len(s) >= MIN_SECRET_LENGTH) if non_empty else []
+        self.too_short = sum(len(s) < MIN_SECRET_LENGTH for s in non_empty)
         self._forms = forms
         self.longest = max(map(len, forms), default=0)
         self._short = [form for form in forms if len(form) < WINDOW_BYTES]
@@ -40,7 +40,7 @@ class Redactor:
             for gram in _grams(form):
                 self._by_gram[gram].append(form)
         self._grams = frozenset(self._by_gram)
-        self._by_line = _lines_of_several(forms)
+        self._by_line = _index_lines(forms)
 
     @classmethod
     def for_rank(cls, environ: Mapping[str, str]) -> "Redactor":
@@ -48,7 +48,7 @@ class Redactor:
 
         Must precede user code, which may change the environment.
         """
-        return cls(environ[name] for name in environ.get(NAMES, "").split(",") if name in environ)
+        return cls(environ[name] for name in environ.get(NAMES_VARIABLE, "").split(",") if name in environ)
 
     def __call__(self, text: str) -> str:
         if not self.longest:
@@ -103,7 +103,7 @@ def _forms(secrets: Iterable[str]) -> list[bytes]:
         encoded_forms,  # most attempts have no secrets, and start sooner without it
     )
 
-    return sorted({form for secret in secrets for form in encoded_forms(secret) if len(form) >= SHORTEST})
+    return sorted({form for secret in secrets for form in encoded_forms(secret) if len(form) >= MIN_SECRET_LENGTH})
 
 
 def _grams(form: bytes) -> Iterator[int]:
@@ -121,7 +121,7 @@ def _occurrences(data: bytes, form: bytes) -> Iterator[tuple[int, int]]:
         at = data.find(form, at + len(form))
 
 
-def _lines_of_several(forms: list[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:
+def _index_lines(forms: list[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:
     """Index forms of several lines by each of their lines but the last, with the offset after that.
 
     The first line's key is b"": in the stream, other text may precede it on its line.
@@ -129,7 +129,7 @@ def _lines_of_several(forms: list[bytes]) -> dict[bytes, list[tuple[bytes, int]]
     by_line: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
     for form in forms:
         at = 0
-        for line in form.splitlines(keepends=True)[:MOST_LINES] if b"\n" in form[:-1] else ():
+        for line in form.splitlines(keepends=True)[:MAX_LINES] if b"\n" in form[:-1] else ():
             key, at = line if at else b"", at + len(line)
             if at < len(form):
                 by_line[key].append((form, at))

@@ -17,7 +17,7 @@ def is_full(e: OSError) -> bool:
     return e.errno in FULL
 
 
-def allocated(path: Path, size_bytes: int) -> int:
+def allocate(path: Path, size_bytes: int) -> int:
     """Create a file with `size_bytes` zero bytes allocated; return its descriptor.
 
     Raises OSError without space.
@@ -37,7 +37,7 @@ def allocated(path: Path, size_bytes: int) -> int:
 
 def reserve_space(path: Path, size_bytes: int) -> None:
     """Let `replace_or_use_reserve` write `size_bytes` to `path` once, even if the disk is full by then."""
-    os.close(allocated(_reserve(path), size_bytes))
+    os.close(allocate(_reserve_path(path), size_bytes))
 
 
 def replace_or_use_reserve(path: Path, text: str, *, durable: bool = False, shorter: str = "") -> None:
@@ -55,7 +55,7 @@ def replace_or_use_reserve(path: Path, text: str, *, durable: bool = False, shor
 
 
 def _put_in_place(path: Path, data: bytes, shorter: bytes, durable: bool) -> None:
-    reserve = _reserve(path)
+    reserve = _reserve_path(path)
     source = reserve if reserve.exists() else path
     descriptor = os.open(source, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -73,5 +73,5 @@ def _put_in_place(path: Path, data: bytes, shorter: bytes, durable: bool) -> Non
         source.replace(path)
 
 
-def _reserve(path: Path) -> Path:
+def _reserve_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.reserve")

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from urllib.parse import quote, quote_plus
 
-SHORTEST_LINE = 8
+MIN_LINE_LENGTH = 8
 SHELL = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 ESCAPED = ("<>&", "<>&'", "<>&'+`\"")
 """Characters that JSON encoders escape because of HTML: those of Go; of PHP and Jackson; of .NET."""
@@ -20,7 +20,7 @@ def encoded_forms(secret: str) -> set[bytes]:
     If it has several lines, each longer line counts as a secret, too.
     """
     lines = secret.splitlines()
-    long_lines = [line for line in lines if len(line) >= SHORTEST_LINE] if len(lines) > 1 else []
+    long_lines = [line for line in lines if len(line) >= MIN_LINE_LENGTH] if len(lines) > 1 else []
     texts = (secret, secret.strip(), *long_lines)
     return {form for text in texts for form in (*_texts(text), *_encoded(text.encode("utf-8", "surrogatepass")))}
 
@@ -102,4 +102,4 @@ def _encoded(data: bytes) -> Iterator[bytes]:
     encoded = b64encode(data)
     for columns in WRAPPED_AT:
         rows = [encoded[i : i + columns] for i in range(0, len(encoded), columns)]
-        yield from (row for row in rows if len(rows) > 1 and len(row) >= SHORTEST_LINE)
+        yield from (row for row in rows if len(rows) > 1 and len(row) >= MIN_LINE_LENGTH)

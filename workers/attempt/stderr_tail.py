@@ -17,14 +17,14 @@ MAX_ERRORS = 200
 MAX_CHARACTERS = 4000
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-OF_RANK = re.compile(r"\[(?:rank|default)(?P<rank>\d{1,7})\]: ?(?P<text>.*)")
+RANK_PREFIX = re.compile(r"\[(?:rank|default)(?P<rank>\d{1,7})\]: ?(?P<text>.*)")
 """Prefix that torch.distributed's exception hook and `torchrun --tee` put before a line."""
 ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*(?P<name>\w*(?:Error|Exception|Interrupt|Exit))(?::(?:\s.*)?)?")
 WRAPPERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "SignalException"})
 """Errors of launchers: they report that another process failed, whose own error was printed before."""
 ROOT_CAUSE = re.compile(r"Root Cause\b.*")
 ROOT_RANK = re.compile(r"\s*rank\s*: (?P<rank>\d{1,7})\b.*")
-WITHOUT_A_REASON = re.compile(
+UNINFORMATIVE = re.compile(
     r"\W*|(traceback|error_file) *: .*|Check the documentation of .*|Set the environment variable HYDRA_FULL_ERROR.*"
 )
 
@@ -64,7 +64,7 @@ class StderrTail:
         self._count -= 1
 
     def _add(self, line: str) -> None:
-        rank_match = OF_RANK.fullmatch(line)
+        rank_match = RANK_PREFIX.fullmatch(line)
         text = rank_match["text"] if rank_match else line
         if error := ERROR.fullmatch(text):
             rank = int(rank_match["rank"]) if rank_match else None
@@ -86,11 +86,11 @@ class StderrTail:
         if self._root_line > first_line or any(error.is_wrapper for error in recent):
             recent = list(self._errors)
         own = [error for error in recent if not error.is_wrapper]
-        return _of_first_rank(own, self._root) or self._last_text()
+        return _error_of_first_rank(own, self._root) or self._last_text()
 
     def _last_text(self) -> str:
         lines = [COLOUR.sub("", line).strip() for line in reversed(self._lines)]
-        reason = next((line for line in lines if not WITHOUT_A_REASON.fullmatch(line)), "")
+        reason = next((line for line in lines if not UNINFORMATIVE.fullmatch(line)), "")
         return reason or next((line for line in lines if line), "")
 
     @property
@@ -99,7 +99,7 @@ class StderrTail:
         return any(map(disk_full.mentions_full_disk, self._lines))
 
 
-def _of_first_rank(errors: list[PrintedError], root: int | None) -> str:
+def _error_of_first_rank(errors: list[PrintedError], root: int | None) -> str:
     """The last error of the first rank that failed: `root`, if a launcher named one.
 
     Without any rank: of all.

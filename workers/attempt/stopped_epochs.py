@@ -8,7 +8,7 @@ from typing import Any
 from cluster.paths import write_durably
 from workers.attempt.folders import read_json, replace_text
 
-MOST = 10_000
+MAX_JOBS = 10_000
 """Maximum number of jobs that are remembered; those stopped longest ago are dropped first."""
 
 
@@ -37,7 +37,7 @@ class StoppedEpochs:
             if epoch > self._epochs.pop(job, -1):
                 self._has_unsaved = True
             self._epochs[job] = max(epoch, self._epochs.get(job, -1))
-            while len(self._epochs) > MOST:
+            while len(self._epochs) > MAX_JOBS:
                 del self._epochs[next(iter(self._epochs))]
 
     def save(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.file_lock import hold
+from cluster.file_lock import share_lock
 from workers.attempt import (
     disk_full,
     lease,
@@ -27,11 +27,11 @@ from workers.attempt import (
     supervisor_handle,
     wakeup_pipe,
 )
-from workers.attempt.exec_commands import Beside
+from workers.attempt.exec_commands import ExecCommands
 from workers.attempt.folders import AttemptFolder, AttemptId, parse, read_json
 from workers.attempt.hang_detector import Hang, HangDetector
 from workers.attempt.oom import OomMonitor
-from workers.attempt.output_folder import Outputs
+from workers.attempt.output_folder import OutputFolder
 from workers.attempt.rank_log import RankLog
 from workers.attempt.rank_processes import RankProcesses, RankStartError, block_signals
 from workers.attempt.rank_results import RankResults
@@ -39,9 +39,9 @@ from workers.attempt.redaction import Redactor
 from workers.attempt.supervisor_handle import CANCEL_GRACE_S
 from workers.messages import Failure, Outcome
 
-LOOK_EVERY_S = 0.25
-CANNOT_START = 127
-LONGEST_TEXT = 64 << 10
+CHECK_EVERY_S = 0.25
+EXIT_CANNOT_START = 127
+MAX_TEXT_LENGTH = 64 << 10
 SIGNALLED_TOGETHER_S = 1.0
 """Time within which a machine that shuts down, or a cancelled Slurm step, sends SIGTERM to the ranks and to us."""
 # What ends an attempt, weakest first: only a stronger reason replaces another.
@@ -62,18 +62,18 @@ class Supervisor:
         self.attempt = attempt
         self.lease = lease.Lease(folder.lease)
         self.launch: dict[str, Any] = read_json(folder.launch)
-        self.data = [hold(Path(lock)) for lock in self.launch["data_locks"]]  # until this process ends
+        self.data = [share_lock(Path(lock)) for lock in self.launch["data_locks"]]  # until this process ends
         self.group = supervisor_handle.cgroup_of_record(self.launch)
         self.redact = Redactor(secrets.values())
         self.results = RankResults(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
         self.memory = OomMonitor(self.group)
-        self.outputs = Outputs(self.launch["output"], *self.launch["output_limit"])
+        self.outputs = OutputFolder(self.launch["output"], *self.launch["output_limit"])
         self.failure: Failure | None = None
         self.first_failed: FirstFailure | None = None
         self.hang_detector = HangDetector(folder, self.launch["task"], float(self.launch["hang_after_s"]))
         self.ranks = RankProcesses(secrets, self._log, self.hang_detector.on_output)
-        self.commands = Beside(self.launch["ranks"], secrets, self._open_group, self.ranks.selector)
+        self.commands = ExecCommands(self.launch["ranks"], secrets, self._open_group, self.ranks.selector)
         self.lets_saves_finish = False
         self.has_written_stacks = False  # whether the stacks of the ranks were written to their logs
         self.reason = ""
@@ -84,14 +84,14 @@ class Supervisor:
         self.checked_s = 0.0
 
     def run(self) -> None:
-        _usual_priority()
+        _reset_priority()
         process_tree.adopt_orphans()
         self._start_all()
         while self.ranks.running or self._command_saves():
-            self.ranks.poll(LOOK_EVERY_S)
+            self.ranks.poll(CHECK_EVERY_S)
             self._reap()
             self.ranks.flush()
-            if lease.now_s() - self.checked_s >= LOOK_EVERY_S:
+            if lease.now_s() - self.checked_s >= CHECK_EVERY_S:
                 self._check()
             if not self.ranks.running:
                 self.commands.kill_all()
@@ -139,8 +139,8 @@ class Supervisor:
             self.ranks.start(rank, group)
         except RankStartError as e:
             number = rank["rank"]
-            self.ranks.codes[number] = CANNOT_START
-            self.failure = Failure(number, self.launch["node"], "start", e.message, exit_code=CANNOT_START)
+            self.ranks.codes[number] = EXIT_CANNOT_START
+            self.failure = Failure(number, self.launch["node"], "start", e.message, exit_code=EXIT_CANNOT_START)
             self._stop_ranks("failed")
 
     def _reap(self) -> None:
@@ -154,7 +154,7 @@ class Supervisor:
         """
         self.ended_s[number] = lease.now_s()
         if code != 0 and not self.reason:
-            self.first_failed = FirstFailure(number, pid, disk_full.full_disk(self._disks(number)))
+            self.first_failed = FirstFailure(number, pid, disk_full.describe_full_disk(self._disks(number)))
             self._stop_ranks("failed")
             if (self.results.failure(number) or {}).get("kind") == "nan":  # saves that have begun may finish
                 self.lets_saves_finish, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
@@ -177,7 +177,11 @@ class Supervisor:
         if not self.reason and (refusal := self.outputs.check()):
             self.failure = self._node_failure("storage", refusal)
             self._stop_ranks("failed")
-        if self.reason in ("cancel", "fence") and not self.has_written_stacks and (stacks := self.hang_detector.stacks_on_cancel(self.ranks.running)):
+        if (
+            self.reason in ("cancel", "fence")
+            and not self.has_written_stacks
+            and (stacks := self.hang_detector.stacks_on_cancel(self.ranks.running))
+        ):
             self._write_stacks(stacks)
         saves = self.lets_saves_finish and any(map(self._is_saving, self.ranks.running.values()))
         if lease.now_s() >= self.kill_at_s or (self.lets_saves_finish and not saves):
@@ -193,14 +197,16 @@ class Supervisor:
         """Fail because of a hang, with the stacks of the ranks in their logs and in the failure."""
         text = "\n".join(f"rank {number}:\n{stacks.rstrip()}" for number, stacks in hang.stacks.items())
         self._write_stacks(hang.stacks)
-        text = self.redact(text)[:LONGEST_TEXT]
+        text = self.redact(text)[:MAX_TEXT_LENGTH]
         self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, text)
         self._stop_ranks("failed")
 
     def _write_stacks(self, stacks_by_rank: dict[int, str]) -> None:
         self.has_written_stacks = True
         heading = "[polyfleet: no progress; stacks of rank {}]"
-        self.ranks.write_lines({n: [heading.format(n), *stacks.rstrip().splitlines()] for n, stacks in stacks_by_rank.items()})
+        self.ranks.write_lines(
+            {n: [heading.format(n), *stacks.rstrip().splitlines()] for n, stacks in stacks_by_rank.items()}
+        )
 
     def _kill(self) -> None:
         self.commands.kill_all()
@@ -217,14 +223,14 @@ class Supervisor:
         self.checked_s = 0.0
         self.requested_at = min(self.requested_at, time.time())
         for pid, number in self.ranks.running.items() if grace_s else ():
-            if process_tree.stat(pid) is not None:  # it still runs
+            if process_tree.read_status(pid) is not None:  # it still runs
                 self.asked_ranks.add(number)
             process_tree.send(pid, signal.SIGTERM, group=self.by_group)
 
     def _command_saves(self) -> bool:
         """Return whether a preempted command whose shell has ended may still save in its child processes."""
         may_save = self.reason == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
-        return may_save and bool(process_tree.tree([os.getpid()], self.folder.shared))
+        return may_save and bool(process_tree.attempt_processes([os.getpid()], self.folder.shared))
 
     def _finish(self) -> None:
         self._reap()
@@ -239,7 +245,9 @@ class Supervisor:
         self.results.delete_files(self.ranks.codes)
         if self.launch["checkpoint_root"]:
             self._remove_empty()
-        self.results.write_outcome(Outcome(*self.attempt, state, self.ranks.codes, failure, result, time.time(), peak_bytes))
+        self.results.write_outcome(
+            Outcome(*self.attempt, state, self.ranks.codes, failure, result, time.time(), peak_bytes)
+        )
         if self.group is not None and not self.group.remove(supervisor_handle.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - into supervisor.log
 
@@ -256,7 +264,7 @@ class Supervisor:
         """Reaction of the ranks to a preemption. A result of a command means that all its ranks here are done."""
         if self.reason != "preempt":
             return outcome.Preemption()
-        early, done = outcome.noted(self.folder.events, self.requested_at)
+        early, done = outcome.read_notes(self.folder.events, self.requested_at)
         if self.by_group and os.path.lexists(self.folder.result):
             done = frozenset(self.ranks.codes)
         return outcome.Preemption(frozenset(self.asked_ranks), early, done, self.by_group)
@@ -274,7 +282,7 @@ class Supervisor:
 
     def _first_failure(self) -> Failure:
         """The failure of the rank that failed first."""
-        number, pid, disk = self.first_failed or FirstFailure(outcome.first_bad(self.ranks.codes), 0, "")
+        number, pid, disk = self.first_failed or FirstFailure(outcome.first_failed_rank(self.ranks.codes), 0, "")
         record = self.results.failure(number)
         log, code, peak_bytes = self.ranks.logs[number], self.ranks.codes[number], self.ranks.peaks.get(number, 0)
         node = self.launch["node"]
@@ -285,7 +293,7 @@ class Supervisor:
         return outcome.cause(failed_rank, self.memory)
 
 
-def _usual_priority() -> None:
+def _reset_priority() -> None:
     """Reset the niceness: Ray runs its workers at 15, which the user's training would inherit.
 
     Needs permission.
@@ -296,7 +304,7 @@ def _usual_priority() -> None:
         return
 
 
-def _put_on_record(folder: AttemptFolder) -> None:
+def _write_record(folder: AttemptFolder) -> None:
     """Write supervisor.json, by which the agent finds this process, and send our stderr to supervisor.log."""
     own_process, reaper_process = process_tree.identify(os.getpid()), process_tree.identify(os.getppid())
     if own_process is None or reaper_process is None:
@@ -327,7 +335,7 @@ def supervise(path: Path, lock: int, launcher: int) -> int:
         return 0
     supervisor = Supervisor(folder, attempt, json.loads(secrets))
     supervisor.ranks.install_signal_handlers(supervisor.on_signal)
-    _put_on_record(folder)
+    _write_record(folder)
     os.write(launcher, b"1")
     os.close(launcher)
     supervisor.run()

@@ -41,13 +41,13 @@ def read_pids(path: Path) -> SupervisorPids | None:
     """Read the record of the supervisor; None if there is none or it is invalid."""
     data: Any = read_json(path)
     try:
-        supervisor, reaper = (Process(int(pid), int(ticks), str(boot)) for pid, ticks, boot in _two(data))
+        supervisor, reaper = (Process(int(pid), int(ticks), str(boot)) for pid, ticks, boot in _pair(data))
     except (TypeError, ValueError, KeyError):
         return None
     return SupervisorPids(supervisor, reaper)
 
 
-def _two(data: Any) -> tuple[Any, Any]:
+def _pair(data: Any) -> tuple[Any, Any]:
     return data["supervisor"], data["reaper"]
 
 
@@ -89,7 +89,11 @@ class SupervisorHandle:
         past_s = lease.now_s() - self._lease.deadline_s
         if self.pids is None:
             return past_s < (LEASE_MARGIN_S if lease.is_locked(self._folder.lock) else 0.0)
-        return process_tree.stat_of(self.pids.supervisor) is not None and past_s < LEASE_MARGIN_S and self._follows_stop()
+        return (
+            process_tree.status_of(self.pids.supervisor) is not None
+            and past_s < LEASE_MARGIN_S
+            and self._follows_stop()
+        )
 
     def _follows_stop(self) -> bool:
         """Return False if a stop request is overdue, counted from when this agent first saw it."""
@@ -106,27 +110,27 @@ class SupervisorHandle:
     def renew(self, requested_s: float | None = None) -> bool:
         """Renew the lease, see Lease.renew, unless its supervisor is stopped or gone: it could not enforce it."""
         if self.pids is not None:
-            status = process_tree.stat_of(self.pids.supervisor)
+            status = process_tree.status_of(self.pids.supervisor)
             if status is None or status.is_stopped:
                 return False
         return self._lease.renew(self._lease_s, requested_s)
 
     def wake(self) -> None:
         """Let the supervisor check for requests at once, even if it was stopped by a signal."""
-        if self.pids is not None and process_tree.stat_of(self.pids.supervisor):
+        if self.pids is not None and process_tree.status_of(self.pids.supervisor):
             process_tree.send(self.pids.supervisor.pid, signal.SIGCONT)
             process_tree.send(self.pids.supervisor.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kill the supervisor, then all other processes of the attempt, and last the reaper, their ancestor."""
         pids = self.pids
-        running_pids = [p.pid for p in pids or () if process_tree.stat_of(p)]
+        running_pids = [p.pid for p in pids or () if process_tree.status_of(p)]
         if pids and pids.supervisor.pid in running_pids:
             process_tree.send(pids.supervisor.pid, signal.SIGKILL)
         kill_all(self._folder, running_pids, pids.reaper if pids else None)
         if group := cgroup_of(self._folder):
             group.remove(REMOVE_S)
-        if pids and process_tree.stat_of(pids.reaper):
+        if pids and process_tree.status_of(pids.reaper):
             process_tree.send(pids.reaper.pid, signal.SIGKILL)
 
 
@@ -139,7 +143,7 @@ def kill_all(folder: AttemptFolder, roots: list[int], session: Process | None = 
     if group is not None:
         group.kill()
     members = group.members if group is not None else set[int]
-    return process_tree.kill_tree(lambda: process_tree.tree(roots, folder.shared, session) | members())
+    return process_tree.kill_tree(lambda: process_tree.attempt_processes(roots, folder.shared, session) | members())
 
 
 def requested_stop(stop: Path) -> str:

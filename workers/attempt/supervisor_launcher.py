@@ -17,12 +17,12 @@ from typing import NamedTuple
 from cluster.errors import FleetError
 from workers.attempt import process_tree
 from workers.attempt.folders import AttemptFolder
-from workers.attempt.fork_server import LONGEST_REQUEST, READY
+from workers.attempt.fork_server import MAX_REQUEST_BYTES, READY
 from workers.attempt.rank_environment import supervisor_environment
 
 START_TIMEOUT_S = 20.0
 LOG = logging.getLogger(__name__)
-Begin = Callable[[Mapping[str, str]], None]
+SendSecrets = Callable[[Mapping[str, str]], None]
 
 
 class SupervisorLauncher:
@@ -54,7 +54,7 @@ class SupervisorLauncher:
             self._fork_server = None
 
     @contextmanager
-    def supervisor(self, folder: AttemptFolder, lock: int) -> Iterator[Begin]:
+    def supervisor(self, folder: AttemptFolder, lock: int) -> Iterator[SendSecrets]:
         """Start the supervisor, which inherits `lock`, while the caller prepares `folder` in the `with` block.
 
         Yields a function that passes the secrets, and so lets the supervisor begin. It returns once the supervisor is
@@ -66,7 +66,7 @@ class SupervisorLauncher:
         if fork_server is None or pipes is None:
             if fork_server is not None:
                 self._replace(fork_server)
-            with _interpreter(folder, lock) as begin:
+            with _new_interpreter(folder, lock) as begin:
                 yield begin
             return
         try:
@@ -80,10 +80,10 @@ class SupervisorLauncher:
         except TimeoutError:
             pipes.close()  # a supervisor that starts later exits, as its pipes are closed
             self._replace(fork_server, hangs=True)
-            raise _overloaded() from None
+            raise _timeout_error() from None
         if not reply.endswith(READY):
             self._replace(fork_server)  # the fork server may be the reason why this supervisor failed
-            raise _not_started(name, reply)
+            raise _start_error(name, reply)
 
     def _replace(self, fork_server: "_ForkServer", *, hangs: bool = False) -> None:
         """Start another fork server. Unless the old one `hangs`, it still handles the requests that it has."""
@@ -158,14 +158,14 @@ class _ForkServer:
                 "-m",
                 "workers.attempt.fork_server",
                 str(server_end.fileno()),
-                "x" * LONGEST_REQUEST,
+                "x" * MAX_REQUEST_BYTES,
             ]
             self._child = subprocess.Popen(
                 command, env=supervisor_environment(os.environ), cwd="/", pass_fds=(server_end.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self.pid = self._child.pid
-        self.kill = weakref.finalize(self, _end, self._child, self._socket)
+        self.kill = weakref.finalize(self, _kill, self._child, self._socket)
 
     def retire(self) -> None:
         """Send no more requests: it exits after the last one. A thread waits for its exit."""
@@ -186,7 +186,7 @@ class _ForkServer:
         reply, reply_in = os.pipe()
         request = os.fsencode(folder.path)
         try:
-            if len(request) > LONGEST_REQUEST:
+            if len(request) > MAX_REQUEST_BYTES:
                 raise OSError("the path is too long for a request")
             socket.send_fds(self._socket, [request], [lock, secrets_out, reply_in])
         except OSError:
@@ -203,7 +203,7 @@ class _ForkServer:
 LEAN = ["-S", "-s", "-P"] if process_tree.LINUX else ["-s", "-P"]
 
 
-def _end(child: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+def _kill(child: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
     """Kill a fork server, with SIGKILL as it may be stopped.
 
     Supervisors that it forked are not its children.
@@ -214,7 +214,7 @@ def _end(child: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
 
 
 @contextmanager
-def _interpreter(folder: AttemptFolder, lock: int) -> Iterator[Begin]:
+def _new_interpreter(folder: AttemptFolder, lock: int) -> Iterator[SendSecrets]:
     """Start a supervisor in a new interpreter.
 
     That takes longer than the caller needs to prepare the folder.
@@ -225,29 +225,29 @@ def _interpreter(folder: AttemptFolder, lock: int) -> Iterator[Begin]:
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
         try:
-            yield partial(_begun, child, folder.path.name)
+            yield partial(_send_secrets, child, folder.path.name)
         except BaseException:
             child.kill()
             raise
 
 
-def _begun(child: "subprocess.Popen[bytes]", name: str, secrets: Mapping[str, str]) -> None:
+def _send_secrets(child: "subprocess.Popen[bytes]", name: str, secrets: Mapping[str, str]) -> None:
     try:
         _, stderr = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise _overloaded() from None
+        raise _timeout_error() from None
     if child.returncode:
-        raise _not_started(name, stderr)
+        raise _start_error(name, stderr)
 
 
-def _overloaded() -> FleetError:
+def _timeout_error() -> FleetError:
     return FleetError(
         f"the supervisor did not start within {START_TIMEOUT_S:.0f} s: the node is overloaded",
         "nothing to do: the server retries the start",
     )
 
 
-def _not_started(name: str, output: bytes) -> FleetError:
+def _start_error(name: str, output: bytes) -> FleetError:
     last_line = (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
     return FleetError(
         f"the supervisor of {name} did not start: {last_line}", "check that node's disk, memory and Python environment"

@@ -1,7 +1,7 @@
 """Named pipe by which a supervisor wakes the agent when its attempt has started or ended.
 
 The agent then need not wait for its next poll. The pipe is beside the records, and nothing depends on it: a wake-up
-that is lost costs the agent some milliseconds, and one without need makes it poll, at most every RING_AT_MOST_EVERY_S.
+that is lost costs the agent some milliseconds, and one without need makes it poll, at most every MIN_INTERVAL_S.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = ".wakeup"
-RING_AT_MOST_EVERY_S = 0.002
+MIN_INTERVAL_S = 0.002
 
 
 def notify(records: Path) -> None:
@@ -39,13 +39,13 @@ def watch(records: Path, owner: Any, on_wakeup: Callable[[Any], object]) -> None
     except OSError:
         return
     woken = threading.Event()
-    finalizer = weakref.finalize(owner, _wake, descriptor, woken)
+    finalizer = weakref.finalize(owner, _end_thread, descriptor, woken)
     finalizer.atexit = False
     arguments = (descriptor, weakref.ref(owner), on_wakeup, woken)
     threading.Thread(target=_listen, args=arguments, name="bell", daemon=True).start()
 
 
-def _wake(descriptor: int, woken: threading.Event) -> None:
+def _end_thread(descriptor: int, woken: threading.Event) -> None:
     """End the thread of an owner that was deleted.
 
     The thread closes the descriptor once nothing writes to it any more.
@@ -66,9 +66,9 @@ def _listen(
             os.read(descriptor, 1 << 16)
         owner = owner_ref()
         if owner is None:
-            woken.wait()  # if it were closed before, `_wake` could write to another file with its number
+            woken.wait()  # if it were closed before, `_end_thread` could write to another file with its number
             os.close(descriptor)
             return
         on_wakeup(owner)
         del owner
-        time.sleep(RING_AT_MOST_EVERY_S)
+        time.sleep(MIN_INTERVAL_S)

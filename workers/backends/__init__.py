@@ -16,21 +16,21 @@ from workers.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
-    from workers.config import Given
+    from workers.config import ConfigLike
 
 ENTRY_POINTS = "polyfleet.backends"
-OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in {"__init__", "base"}))
+BUILTIN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in {"__init__", "base"}))
 
 
 @cache
-def _outside() -> dict[str, EntryPoint]:
+def _plugins() -> dict[str, EntryPoint]:
     """Entry points of backends in other distributions. They cannot replace a backend of this package."""
-    return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in OWN}
+    return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in BUILTIN}
 
 
 def names() -> tuple[str, ...]:
     """Names of all backends, in this package and in other distributions."""
-    return (*OWN, *sorted(_outside()))
+    return (*BUILTIN, *sorted(_plugins()))
 
 
 def canonical(requested: str) -> str:
@@ -51,8 +51,8 @@ def load(name: str) -> "type[BaseBackend]":
     resolved = canonical(name)
     try:
         cls: type[BaseBackend] = (
-            _outside()[resolved].load()
-            if resolved in _outside()
+            _plugins()[resolved].load()
+            if resolved in _plugins()
             else import_module(f"workers.backends.{resolved}").Backend
         )
     except (ImportError, OSError, RuntimeError, AttributeError) as e:
@@ -60,7 +60,7 @@ def load(name: str) -> "type[BaseBackend]":
     return cls
 
 
-def create(name: str, device_id: int = 0, config: "Given" = None) -> "BaseBackend":
+def create(name: str, device_id: int = 0, config: "ConfigLike" = None) -> "BaseBackend":
     """Create the backend on one device of this process. Raises as `load`, or BackendUnavailable if it is unusable."""
     return load(name)(config, device_id=device_id)
 

@@ -21,7 +21,7 @@ from workers.backends.parts import device_description, device_transfer, dtype_pr
 from workers.backends.parts.precision import dtype_of, precision_of
 from workers.backends.parts.traits import Traits
 from workers.compat import CompatMethods
-from workers.config import Given, VendorConfig, enabled, libraries_of, section
+from workers.config import ConfigLike, VendorConfig, enabled_backends, libraries_of, section_of
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable, OutOfDeviceMemory
 from workers.libraries.library_config import apply
@@ -48,16 +48,16 @@ class BaseBackend(CompatMethods, ABC):
 
     def __init__(
         self,
-        config: Given | VendorConfig = None,
+        config: ConfigLike | VendorConfig = None,
         *,
         device_id: int = 0,
         optimization_level: str | OptimizationLevel = OptimizationLevel.O1,
     ):
         self.optimization_level = OptimizationLevel.from_string(optimization_level)
-        self.config = section(config, self.BACKEND_NAME)
+        self.config = section_of(config, self.BACKEND_NAME)
         self.libraries = libraries_of(config)
         if reason := self.unavailable_reason():
-            raise BackendUnavailable(self.BACKEND_NAME, reason, enabled(config))
+            raise BackendUnavailable(self.BACKEND_NAME, reason, enabled_backends(config))
         self.device_id = self._check_device_id(device_id)
         self.device = self._device(device_id)
         self._stacks: list[ExitStack] = []

@@ -33,7 +33,7 @@ class CPUBackend(BaseBackend):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         configured = self.config.engine if isinstance(self.config, CPUConfig) else None
-        self.engine = configured or _engine() or "torch"
+        self.engine = configured or _configured_engine() or "torch"
         if reason := _engine_reason(self.engine):
             raise BackendUnavailable("cpu", reason)
         if self.engine == "ipex" and getattr(self.config, "compile_mode", "default") != "default":
@@ -48,7 +48,7 @@ class CPUBackend(BaseBackend):
 
     @classmethod
     def unavailable_reason(cls) -> str:
-        return _engine_reason(_engine())
+        return _engine_reason(_configured_engine())
 
     @classmethod
     def count_devices(cls) -> int:
@@ -99,7 +99,7 @@ class CPUBackend(BaseBackend):
 Backend = CPUBackend
 
 
-def _engine() -> str:
+def _configured_engine() -> str:
     return os.environ.get("POLYFLEET_CPU_ENGINE", "").lower()
 
 

@@ -81,7 +81,7 @@ class TPUBackend(XLABackend):
     BACKEND_NAME = "tpu"
 
     def __init__(self, *arguments: Any, **options: Any):
-        self.emulated = _emulated()
+        self.emulated = _is_emulated()
         super().__init__(*arguments, **options)
         if self.emulated and getattr(self.config, "topology", None):
             raise UserError(
@@ -90,9 +90,9 @@ class TPUBackend(XLABackend):
 
     @classmethod
     def unavailable_reason(cls) -> str:
-        if not _emulated() and not any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern)):
+        if not _is_emulated() and not any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern)):
             return "this node has no TPU device files, and PJRT_DEVICE is not CPU"
-        if find_spec("torch_xla") is None and find_spec("torch_tpu") is not None and not _emulated():
+        if find_spec("torch_xla") is None and find_spec("torch_tpu") is not None and not _is_emulated():
             cls.runtime = TorchTPU()
             return TorchTPU.load()
         return import_error("torch_xla")
@@ -155,7 +155,7 @@ class TPUBackend(XLABackend):
 Backend = TPUBackend
 
 
-def _emulated() -> bool:
+def _is_emulated() -> bool:
     return os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
 
 

@@ -56,7 +56,7 @@ def measure(actual: Tensor, expected: Tensor, rounding: Rounding, normwise: bool
     if actual.shape != expected.shape:
         reason = f"shapes differ: {tuple(actual.shape)} and {tuple(expected.shape)}"
         return {"ok": False, "reason": reason, "dtype": name_of(dtype)}
-    a, b = _thinned(actual), _thinned(expected)
+    a, b = _sample(actual), _sample(expected)
     odd = int((_kind(a) != _kind(b)).sum())
     finite = torch.isfinite(a) & torch.isfinite(b)
     a, b = a[finite], b[finite]
@@ -95,7 +95,7 @@ def _result(
     }  # fmt: skip
 
 
-def _thinned(value: Tensor) -> Tensor:
+def _sample(value: Tensor) -> Tensor:
     flat = value.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // SAMPLE))].cpu().double()
 

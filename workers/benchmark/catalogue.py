@@ -40,7 +40,7 @@ def choose(patterns: Iterable[str], scale: str = QUICK) -> tuple[Case, ...]:
     available = cases(scale)
     chosen: dict[str, Case] = {}
     for pattern in patterns:
-        matches = [case for case in available if _means(pattern, case)]
+        matches = [case for case in available if _matches(pattern, case)]
         if not matches:
             names = (*SUITES, *DEFINITIONS, *(case.name for case in available))
             raise NotFound(f"no case or suite {pattern!r}", nearest(pattern, names))
@@ -57,7 +57,7 @@ def find(name: str) -> Case:
     raise NotFound(f"no case {name!r}", nearest(name, [c.name for scale in SCALES for c in cases(scale)]))
 
 
-def _means(pattern: str, case: Case) -> bool:
+def _matches(pattern: str, case: Case) -> bool:
     definition = case.definition
     if pattern == "all":
         return True

@@ -22,10 +22,10 @@ from workers.benchmark.measurement import PreparedCase, Unsupported, warmed_up
 from workers.benchmark.timing import Timer
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-PATIENCE = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=60)
 
 
-def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> PreparedCase:
+def prepare_collective(case: Case, backend: BaseBackend, timer: Timer) -> PreparedCase:
     ranks = case.sizes["ranks"]
     if backend.device.type != "cpu" and backend.device_count < ranks:
         raise Unsupported(f"needs {ranks} devices in one node, this session sees {backend.device_count}")
@@ -96,7 +96,7 @@ class _Rank:
             store=torch._C._distributed_c10d.FileStore(store, ranks),
             rank=rank,
             world_size=ranks,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         part = count // 4 // (ranks if name == "all-gather" else 1)
         self._input = torch.full((part,), float(rank + 1), device=backend.device)

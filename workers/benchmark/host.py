@@ -11,13 +11,13 @@ from typing import Any
 
 import psutil
 
-QUIET_PRESSURE, UNUSABLE_PRESSURE = 10.0, 90.0
+MAX_QUIET_PRESSURE, UNUSABLE_PRESSURE = 10.0, 90.0
 """Percent of the last ten seconds in which some task waited for a CPU (PSI, Documentation/accounting/psi.rst). Above 90
 on our own machine every comparison was inconclusive."""
-QUIET_STEAL, UNUSABLE_STEAL = 1.0, 25.0
+MAX_QUIET_STEAL, UNUSABLE_STEAL = 1.0, 25.0
 """Percent of CPU time that the hypervisor gave to other guests (proc(5), steal)."""
 DEFAULT_LLC_BYTES = 64 << 20
-BUSY_CPUS, NAMED = 0.05, 3
+BUSY_CPUS, MAX_BUSY_PROCESSES = 0.05, 3
 """Other processes are listed if they use at least 0.05 CPUs, at most the busiest three."""
 
 
@@ -44,10 +44,10 @@ def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     steal, busy = _share(before, after, "steal"), _share(before, after, "busy")
     pressure = max((s["pressure_cpu"] for s in (before, after) if s["pressure_cpu"] is not None), default=None)
     reasons, worst = [], "quiet"
-    if steal is not None and steal > QUIET_STEAL:
+    if steal is not None and steal > MAX_QUIET_STEAL:
         reasons.append(f"the hypervisor took {steal:.0f} % of the CPU time")
         worst = "unusable" if steal > UNUSABLE_STEAL else "shared"
-    if pressure is not None and pressure > QUIET_PRESSURE:
+    if pressure is not None and pressure > MAX_QUIET_PRESSURE:
         reasons.append(f"tasks waited for a CPU {pressure:.0f} % of the time")
         worst = "unusable" if pressure > UNUSABLE_PRESSURE or worst == "unusable" else "shared"
     load, cpus = before.get("load_1min"), before.get("cpus") or 1
@@ -69,7 +69,7 @@ def _busy_others(after: dict[str, Any]) -> list[str]:
     return [f"other processes used CPUs: {', '.join(entries)}"] if entries else []
 
 
-class Others:
+class BusyProcesses:
     """Track other processes that used CPUs since the last call: {"name", "pid", "cpus"}, busiest first."""
 
     def __init__(self) -> None:
@@ -80,12 +80,16 @@ class Others:
         now, at_s = _process_times(ours), time.monotonic()
         passed_s = max(at_s - self._last_s, 1e-3)
         rates: list[dict[str, Any]] = [
-            {"name": name, "pid": pid, "cpus": round((used_s - self._last_times.get(pid, (name, 0.0))[1]) / passed_s, 2)}
+            {
+                "name": name,
+                "pid": pid,
+                "cpus": round((used_s - self._last_times.get(pid, (name, 0.0))[1]) / passed_s, 2),
+            }
             for pid, (name, used_s) in now.items()
         ]
         self._last_times, self._last_s = now, at_s
         busy = [rate for rate in rates if rate["cpus"] >= BUSY_CPUS]
-        return sorted(busy, key=lambda rate: -rate["cpus"])[:NAMED]
+        return sorted(busy, key=lambda rate: -rate["cpus"])[:MAX_BUSY_PROCESSES]
 
 
 def _process_times(ours: Collection[int]) -> dict[int, tuple[str, float]]:

@@ -29,7 +29,7 @@ METHODS: dict[str, Method] = {
 """Workload to kernel. Its arguments are the inputs of the case's module (case_builder.py)."""
 
 
-def opened(settings: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:
+def create_kernels(settings: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:
     """Create the kernel back end. Raises Unsupported if it cannot compute the case here, or is only interpreted."""
     workload = settings.case.partition("/")[0]
     if workload not in METHODS or settings.is_model:
@@ -49,7 +49,9 @@ def opened(settings: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> 
     return kernels
 
 
-def forward(settings: CaseSettings, sample: Sample, kernels: KernelBackend) -> tuple[Callable[[Sample], Any], Sample]:
+def make_forward(
+    settings: CaseSettings, sample: Sample, kernels: KernelBackend
+) -> tuple[Callable[[Sample], Any], Sample]:
     """Return (function that calls the kernel, its inputs in the kernels' memory).
 
     Inputs are moved once, before timing, so that the kernel is measured and not the transfer to a driver's memory.

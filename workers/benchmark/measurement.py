@@ -16,18 +16,18 @@ from workers.backends.parts.device_transfer import tensors_of
 from workers.backends.parts.precision import name_of, precision_of
 from workers.benchmark import accuracy, reference
 from workers.benchmark.case_builder import Built
-from workers.benchmark.repeated_call import Repetition
+from workers.benchmark.repeated_call import RepeatedCall
 from workers.benchmark.timing import Refill, Timer
 from workers.optimization_levels import OptimizationLevel
 from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
 from workers.optimizers.output_difference import first_tensor
 from workers.optimizers.pass_context import Sample
 
-WARMUP_LEAST, WARMUP_MOST_S, WARMUP_STEADY = 5, 2.0, 0.02
-PART_S, PARTS, MOST_CALLS = 5e-3, 5, 10_000
+MIN_WARMUP_BLOCKS, MAX_WARMUP_S, WARMUP_TOLERANCE = 5, 2.0, 0.02
+PART_S, PARTS, MAX_CALLS = 5e-3, 5, 10_000
 SLOW_S = 0.1
 OVERHEAD_SHARE = 1e-3
-COLD_TIMES_CACHE, COLD_MOST_BYTES = 3, 2 << 30
+COLD_TIMES_CACHE, MAX_COLD_BYTES = 3, 2 << 30
 LEARNING_RATE = 1e-4
 O2 = OptimizationLevel.O2
 
@@ -78,20 +78,20 @@ def prepare_case(
         raise Unsupported(f"{backend.device} has no native {name_of(dtype)}")
     if settings.train and not any(p.requires_grad for p in built.module.parameters()):
         raise Unsupported("the model has no parameter to train")
-    sample = (built.sample if settings.is_model else reference.rounded(built.sample, dtype)).copy()
+    sample = (built.sample if settings.is_model else reference.round_inputs(built.sample, dtype)).copy()
     expected = reference.compute(built, sample, settings.train, settings.flops)
     facts: dict[str, Any] = {"inputs_sha256": inputs_sha256(sample), "weights_sha256": weights_sha256(built.module)}
     started = perf_counter()
-    ready = _prepared(settings, built, sample, backend, dtype)
+    ready = _prepare(settings, built, sample, backend, dtype)
     facts |= {"prepare_s": perf_counter() - started, "applied": ready.applied, "skipped": ready.skipped}
     synchronize = ready.synchronize or backend.synchronize
-    repetition = Repetition(ready.run, ready.inputs, ready.forward, ready.to_host if settings.kernels else None)
+    repetition = RepeatedCall(ready.run, ready.inputs, ready.forward, ready.to_host if settings.kernels else None)
     synchronize()
     first_started = perf_counter()
     first = repetition.first()
     synchronize()
     facts["first_call_s"] = perf_counter() - first_started
-    facts["accuracy"] = _checked(settings, ready, first, expected, dtype)
+    facts["accuracy"] = _check_accuracy(settings, ready, first, expected, dtype)
     del first
 
     def second(call: Callable[[], Any]) -> None:
@@ -106,16 +106,16 @@ def prepare_case(
     facts |= repetition.detect_changes(second)
     call = repetition.call
     if settings.regime == "cold":
-        call = _cold(settings, ready, repetition, cache_bytes)
+        call = _cold_call(settings, ready, repetition, cache_bytes)
     own_timer = None if ready.synchronize is None else timer.by_host(ready.synchronize)
     facts |= {"timer": own_timer.name} if own_timer else {}
-    prepared = warmed_up(call, own_timer or timer, facts, repetition.refill, repetition.max_calls or MOST_CALLS)
+    prepared = warmed_up(call, own_timer or timer, facts, repetition.refill, repetition.max_calls or MAX_CALLS)
     prepared.timer = own_timer
     return prepared
 
 
 def warmed_up(
-    call: Callable[[], Any], timer: Timer, facts: dict[str, Any], refill: Refill = None, max_calls: int = MOST_CALLS
+    call: Callable[[], Any], timer: Timer, facts: dict[str, Any], refill: Refill = None, max_calls: int = MAX_CALLS
 ) -> PreparedCase:
     """Warm up `call` and choose the size of its blocks, with at most `max_calls` calls per part."""
     warmup_calls, call_s = warm_up(call, timer, refill)
@@ -131,12 +131,12 @@ def warm_up(call: Callable[[], Any], timer: Timer, refill: Refill = None) -> tup
     Takes at most 2 s, or the user's time limit for a case if that is shorter.
     """
     times_s: list[float] = []
-    most_s = min(WARMUP_MOST_S, timer.case_s)
+    most_s = min(MAX_WARMUP_S, timer.case_s)
     started, before = perf_counter(), float("inf")
     while len(times_s) < 1_000_000:
         times_s.append(timer.block(call, 1, refill=refill).call_s)
         now = median(times_s[-5:])
-        steady = len(times_s) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
+        steady = len(times_s) >= MIN_WARMUP_BLOCKS and abs(now - before) <= WARMUP_TOLERANCE * now
         if steady or (len(times_s) >= 3 and perf_counter() - started > most_s):
             break
         before = now
@@ -150,12 +150,12 @@ def block_shape(call_s: float, overhead_s: float) -> tuple[int, int]:
     or more is a block.
     """
     part_s = max(PART_S, overhead_s / OVERHEAD_SHARE)
-    calls = max(1, min(round(part_s / max(call_s, 1e-9)), MOST_CALLS))
+    calls = max(1, min(round(part_s / max(call_s, 1e-9)), MAX_CALLS))
     return calls, PARTS if calls * call_s < 2 * PART_S else 3 if call_s < SLOW_S else 1
 
 
 @dataclass(slots=True)
-class _Ready:
+class _DeviceCase:
     """A case on its device. `run` is one call with given inputs; `forward` is the model, None for training.
 
     `synchronize` and `to_host` belong to kernels whose results are outside torch.
@@ -171,20 +171,26 @@ class _Ready:
     to_host: Callable[[Any], Tensor] = first_tensor
 
 
-def _prepared(settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+def _prepare(
+    settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+) -> _DeviceCase:
     if not settings.kernels:
         return (_training if settings.train else _forward)(settings, built, sample, backend, dtype)
     from workers.benchmark import kernel_measurement
 
-    kernels = kernel_measurement.opened(settings, backend, dtype)
-    call, inputs = kernel_measurement.forward(settings, sample, kernels)
+    kernels = kernel_measurement.create_kernels(settings, backend, dtype)
+    call, inputs = kernel_measurement.make_forward(settings, sample, kernels)
     synchronize = None if settings.kernels == "torch" else kernels.synchronize
-    return _Ready(call, inputs, [f"kernels: {settings.kernels}"], {}, None, (), synchronize, kernels.to_host)
+    return _DeviceCase(call, inputs, [f"kernels: {settings.kernels}"], {}, None, (), synchronize, kernels.to_host)
 
 
-def _forward(settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+def _forward(
+    settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+) -> _DeviceCase:
     model_dtype = dtype if settings.is_model else torch.float32  # an operation's inputs already have the precision
-    prepared = _supported(lambda: backend.prepare(built.module.eval(), settings.level, sample.copy(), model_dtype))
+    prepared = _unsupported_on_user_error(
+        lambda: backend.prepare(built.module.eval(), settings.level, sample.copy(), model_dtype)
+    )
     _require_compiled(settings, prepared.skipped)
     inputs = backend.to_device(sample)
 
@@ -192,14 +198,18 @@ def _forward(settings: CaseSettings, built: Built, sample: Sample, backend: Base
         with torch.no_grad():
             return prepared.model(*call_inputs.args, **call_inputs.kwargs)
 
-    return _Ready(with_inputs, inputs, prepared.applied, prepared.skipped, prepared.model)
+    return _DeviceCase(with_inputs, inputs, prepared.applied, prepared.skipped, prepared.model)
 
 
-def _training(settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+def _training(
+    settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+) -> _DeviceCase:
     """Prepare a training step: forward, loss, backward and a step of plain SGD."""
     model = built.module.train()
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    prepared = _supported(lambda: backend.prepare_training(model, sgd, dtype, settings.level, sample.copy()))
+    prepared = _unsupported_on_user_error(
+        lambda: backend.prepare_training(model, sgd, dtype, settings.level, sample.copy())
+    )
     _require_compiled(settings, prepared.skipped)
     inputs, optimizer = backend.to_device(sample), prepared.optimizer
     assert optimizer is not None
@@ -212,10 +222,10 @@ def _training(settings: CaseSettings, built: Built, sample: Sample, backend: Bas
         return loss
 
     trained = tuple(p for group in optimizer.param_groups for p in group["params"])
-    return _Ready(step, inputs, prepared.applied, prepared.skipped, parameters=trained)
+    return _DeviceCase(step, inputs, prepared.applied, prepared.skipped, parameters=trained)
 
 
-def _supported(prepare: Callable[[], Any]) -> Any:
+def _unsupported_on_user_error(prepare: Callable[[], Any]) -> Any:
     """Convert a back end's UserError to Unsupported. Any other exception is a failure of the measurement."""
     try:
         return prepare()
@@ -229,8 +239,8 @@ def _require_compiled(settings: CaseSettings, skipped: dict[str, str]) -> None:
         raise Unsupported(f"{settings.level} had no effect here: {skipped['compile']}")
 
 
-def _checked(
-    settings: CaseSettings, ready: _Ready, first: Any, expected: reference.ReferenceResult, dtype: torch.dtype
+def _check_accuracy(
+    settings: CaseSettings, ready: _DeviceCase, first: Any, expected: reference.ReferenceResult, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Measure the errors of the first call's output, or of its gradients."""
     if expected.output is None:
@@ -240,12 +250,12 @@ def _checked(
     if not settings.train:
         result = accuracy.measure(ready.to_host(first), expected.output, rounding)
     else:
-        result = _checked_gradients(ready.parameters, expected, rounding)
+        result = _check_gradients(ready.parameters, expected, rounding)
         result["loss"], result["loss_reference"] = float(first.detach().cpu()), float(expected.output)
     return result | {"reference": f"cpu {expected.dtype}"}
 
 
-def _checked_gradients(
+def _check_gradients(
     parameters: tuple[Tensor, ...], expected: reference.ReferenceResult, rounding: accuracy.Rounding
 ) -> dict[str, Any]:
     """Compare all gradients as one vector, each scaled by its own size, or by a thousandth of the largest if that is
@@ -258,7 +268,9 @@ def _checked_gradients(
     return accuracy.measure(flat[0], flat[1], rounding, normwise=True) | {"of": "gradients"}
 
 
-def _cold(settings: CaseSettings, ready: _Ready, repetition: Repetition, cache_bytes: int) -> Callable[[], Any]:
+def _cold_call(
+    settings: CaseSettings, ready: _DeviceCase, repetition: RepeatedCall, cache_bytes: int
+) -> Callable[[], Any]:
     """Return a call that cycles through enough copies of its inputs that none is still in the cache."""
     if settings.train:
         raise Unsupported("a training step reads its weights anyway: only hot caches are measured")
@@ -271,7 +283,7 @@ def _cold(settings: CaseSettings, ready: _Ready, repetition: Repetition, cache_b
     if not size_bytes:
         raise Unsupported("its inputs are in a driver's own memory: only hot caches are measured")
     copies = max(2, -(-COLD_TIMES_CACHE * cache_bytes // max(size_bytes, 1)) + 1)
-    if copies * size_bytes > COLD_MOST_BYTES:
-        copies = max(2, COLD_MOST_BYTES // max(size_bytes, 1))
+    if copies * size_bytes > MAX_COLD_BYTES:
+        copies = max(2, MAX_COLD_BYTES // max(size_bytes, 1))
     turns = itertools.cycle([inputs, *(inputs.copy() for _ in range(copies - 1))])
     return lambda: run(next(turns))

@@ -11,14 +11,14 @@ from workers.benchmark.case_builder import Built
 from workers.optimizers.output_difference import first_tensor
 from workers.optimizers.pass_context import Sample
 
-MOST_FLOPS = 2e12
+MAX_FLOPS = 2e12
 """Above this, float64 on the CPU would take too long: the reference is computed in float32, and above 20 times this
 nothing is checked. The result reports both."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceResult:
-    """`output` of a forward, or the loss, and gradients in the order of parameters; or the reason in `why_not`."""
+    """`output` of a forward, or the loss, and gradients in the order of parameters; or the reason in `reason`."""
 
     dtype: str = "float64"
     output: Tensor | None = None
@@ -28,11 +28,11 @@ class ReferenceResult:
 
 def compute(built: Built, sample: Sample, train: bool, flops: float) -> ReferenceResult:
     """Compute the reference. `sample` is already rounded to the measured precision."""
-    if flops > 20 * MOST_FLOPS:
+    if flops > 20 * MAX_FLOPS:
         return ReferenceResult(reason=f"{flops:.2g} operations are too many for a reference on the CPU")
-    dtype = torch.float64 if flops <= MOST_FLOPS else torch.float32
+    dtype = torch.float64 if flops <= MAX_FLOPS else torch.float32
     module = copy.deepcopy(built.module).to(dtype)
-    inputs = rounded(sample.copy(), dtype)
+    inputs = round_inputs(sample.copy(), dtype)
     name, rng_state = str(dtype).removeprefix("torch."), torch.get_rng_state()
     module.train(train)
     with torch.set_grad_enabled(train):
@@ -47,7 +47,7 @@ def compute(built: Built, sample: Sample, train: bool, flops: float) -> Referenc
     return ReferenceResult(name, loss.detach(), grads)
 
 
-def rounded(sample: Sample, dtype: torch.dtype) -> Sample:
+def round_inputs(sample: Sample, dtype: torch.dtype) -> Sample:
     """Convert floating-point inputs to `dtype`. Token ids do not change."""
     args: tuple[Tensor, ...] = map_tensors(sample.args, lambda t: t.to(dtype) if t.is_floating_point() else t)
     kwargs: dict[str, Tensor] = map_tensors(sample.kwargs, lambda t: t.to(dtype) if t.is_floating_point() else t)

@@ -12,18 +12,18 @@ from cluster.errors import UserError
 from workers.benchmark.timing import Refill
 from workers.optimizers.fingerprint import tensor_digest
 from workers.optimizers.inputs import Inputs, changed_names, digests
-from workers.optimizers.model_state import OWN, PLAIN, has_tensors, tables, tensors_in
+from workers.optimizers.model_state import MODULE_ATTRIBUTES, SCALAR_TYPES, has_tensors, snapshots, tensors_in
 from workers.optimizers.pass_context import Sample
 
 MAX_NAMED = 3
 
 
-class Repetition:
+class RepeatedCall:
     """Repeat `call`, which is timed. `refill` must run before each `max_calls` calls, outside the timed part.
 
     `forward` is the model if calls must not change its state, None for training. `to_host` belongs to kernels, whose
-    inputs may be in a driver's memory: such inputs are compared but not copied. Call `first`, then `settle`, before any
-    other method.
+    inputs may be in a driver's memory: such inputs are compared but not copied. Call `first`, then `detect_changes`,
+    before any other method.
     """
 
     def __init__(
@@ -109,9 +109,11 @@ class ModelState:
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self._tables = tables(model)
+        self._tables = snapshots(model)
         self._containers = {
-            name for name, value in self._attributes() if not isinstance(value, (Tensor, *PLAIN)) and has_tensors(value)
+            name
+            for name, value in self._attributes()
+            if not isinstance(value, (Tensor, *SCALAR_TYPES)) and has_tensors(value)
         }
 
     def digests(self) -> dict[str, str]:
@@ -145,7 +147,7 @@ class ModelState:
         """Iterate over (name, value) of all attributes that are not parameters, buffers or modules."""
         for path, module in self._model.named_modules():
             for name, value in vars(module).items():
-                if name not in OWN:
+                if name not in MODULE_ATTRIBUTES:
                     yield f"attribute {_plain(f'{path}.{name}'.lstrip('.'))}", value
 
 

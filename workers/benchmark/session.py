@@ -21,7 +21,7 @@ from workers.benchmark import catalogue, energy, host
 from workers.benchmark import measurement as preparation
 from workers.benchmark.case import Case
 from workers.benchmark.case_builder import Built, build, mean_square
-from workers.benchmark.collectives import open_collective
+from workers.benchmark.collectives import prepare_collective
 from workers.benchmark.measurement import CaseSettings, PreparedCase, Unsupported
 from workers.benchmark.repeated_call import ModelState
 from workers.benchmark.timing import Timer
@@ -49,7 +49,7 @@ class Session:
         self._cache_bytes = _cache_bytes(backend)
         self._prepared_cases: dict[str, PreparedCase] = {}
         self._energy_source, self._joules = energy.counter(backend)
-        self._busy_processes = host.Others()
+        self._busy_processes = host.BusyProcesses()
         self._verbs: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "state": self.state,
@@ -138,21 +138,21 @@ class Session:
         return {}
 
     def _open_or_report(self, measurement: str, case: Message) -> Message:
-        """Call `open` and report exceptions of the workload, such as the user's own model, as its result:
+        """Call `open_case` and report exceptions of the workload, such as the user's own model, as its result:
         {"unsupported": reason} if this device cannot run it, {"failed": message} for any other."""
         try:
             return self.open_case(measurement, case)
         except Unsupported as e:
             return {"unsupported": str(e)}
         except Exception as e:
-            return {"failed": _told(e)}
+            return {"failed": _error_message(e)}
 
     def _block_or_report(self, measurement: str) -> Message:
         self._find_case(measurement)
         try:
             return self.run_block(measurement)
         except Exception as e:
-            return {"failed": _told(e)}
+            return {"failed": _error_message(e)}
 
     def _find_case(self, measurement: str) -> PreparedCase:
         if measurement not in self._prepared_cases:
@@ -170,7 +170,7 @@ class Session:
 
     def _open_case(self, case: Case, request: Message) -> PreparedCase:
         if case.definition.name in COLLECTIVES:
-            return open_collective(case, self._backend, self._timer)
+            return prepare_collective(case, self._backend, self._timer)
         if case.definition.family == "transfer":
             return prepare_transfer(case, self._backend, self._timer)
         is_model = case.definition.family == "model"
@@ -191,7 +191,7 @@ class Session:
         if sample is None:
             raise UserError("a benchmark needs inputs", "add sample_input(batch_size) beside the model's factory")
         train = request["case"].endswith("/train")
-        flops = _counted_flops(module, sample)
+        flops = _count_flops(module, sample)
         depth, roundings = _depth(module)
         settings = CaseSettings(
             request["case"], request["precision"], request["level"], "hot", train, depth, roundings, flops, True,
@@ -222,7 +222,7 @@ def _device_state(backend: BaseBackend) -> Message:
     return card_state(str(backend.get_device_info(backend.device_id).uuid))
 
 
-def _counted_flops(module: Any, sample: Sample) -> float:
+def _count_flops(module: Any, sample: Sample) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     inputs, state = sample.copy(), ModelState(module)
@@ -246,7 +246,7 @@ def _cache_bytes(backend: BaseBackend) -> int:
     return host.last_level_cache_bytes()
 
 
-def _told(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     if isinstance(error, PolyfleetError):
         return f"{error.message}; {error.remedy}" if error.remedy else error.message
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -19,11 +19,11 @@ from cluster.untrusted_files import UnreadableFile, parse_json, read_json
 from workers.attempt.redaction import Redactor
 
 ADDRESS = "session.json"
-LOOK_S = 0.5
+POLL_S = 0.5
 IDLE_TIMEOUT_S = 900.0
 """Seconds without a request after which a session ends: its run is gone."""
-MOST_ADDRESS_BYTES = 4096
-MOST_ANSWER_BYTES = 32 << 20
+MAX_ADDRESS_BYTES = 4096
+MAX_REPLY_BYTES = 32 << 20
 Message = dict[str, Any]
 
 
@@ -33,7 +33,7 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
         path = str(Path(private) / "socket")
         listening.bind(path)
         listening.listen(8)
-        listening.settimeout(LOOK_S)
+        listening.settimeout(POLL_S)
         address = folder / ADDRESS
         part = address.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"socket": path, "pid": os.getpid()}))
@@ -45,30 +45,30 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
             try:
                 connection, _ = listening.accept()
             except TimeoutError:
-                idle_s += LOOK_S
+                idle_s += POLL_S
                 continue
             idle_s = 0.0
             with connection:
-                if not _answer(connection, handle, redact):
+                if not _serve_one(connection, handle, redact):
                     return "ended"
         return "forgotten"
 
 
-def _answer(connection: socket.socket, handle: Callable[[Message], Any], redact: Redactor) -> bool:
+def _serve_one(connection: socket.socket, handle: Callable[[Message], Any], redact: Redactor) -> bool:
     """Handle one request; return False if it ends the session. A lost connection or invalid request does not."""
     try:
         with connection.makefile("rb") as stream:
-            message = _message(stream.readline())
+            message = _parse_message(stream.readline())
     except (OSError, UnreadableFile):
         return True
     ends = message.get("do") == "end"
-    response = json.dumps(redact.clean_data({"result": {}} if ends else _told(message, handle), keys=False))
+    response = json.dumps(redact.clean_data({"result": {}} if ends else _handle(message, handle), keys=False))
     with suppress(OSError):
         connection.sendall(response.encode() + b"\n")
     return not ends
 
 
-def _message(line: bytes) -> Message:
+def _parse_message(line: bytes) -> Message:
     """Parse a request. Raises UnreadableFile if it is not a complete JSON object."""
     message = parse_json(line, "a message") if line.endswith(b"\n") else None
     if not isinstance(message, dict):
@@ -76,7 +76,7 @@ def _message(line: bytes) -> Message:
     return message
 
 
-def _told(message: Message, handle: Callable[[Message], Any]) -> Message:
+def _handle(message: Message, handle: Callable[[Message], Any]) -> Message:
     try:
         return {"result": handle(message)}
     except PolyfleetError as e:
@@ -90,7 +90,7 @@ def request(folder: Path, message: Message, timeout_s: float) -> Any:
     UserError if it refuses the request.
     """
     try:
-        line = _asked(_address(folder), message, time.monotonic() + timeout_s)
+        line = _exchange(_read_address(folder), message, time.monotonic() + timeout_s)
         reply = parse_json(line, "its reply") if line else None
     except (OSError, ValueError, UnreadableFile) as e:
         raise FleetError(f"the session does not reply: {type(e).__name__}: {e}", "see the log of its job") from None
@@ -103,32 +103,32 @@ def request(folder: Path, message: Message, timeout_s: float) -> Any:
     raise FleetError("the session replied with neither a result nor an error", "see the log of its job")
 
 
-def _address(folder: Path) -> str:
-    address = read_json(folder / ADDRESS, MOST_ADDRESS_BYTES)
+def _read_address(folder: Path) -> str:
+    address = read_json(folder / ADDRESS, MAX_ADDRESS_BYTES)
     if not isinstance(address, dict) or not isinstance(address.get("socket"), str):
         raise UnreadableFile(ADDRESS, "does not contain the path of a socket")
     return str(address["socket"])
 
 
-def _asked(address: str, message: Message, deadline_s: float) -> bytes:
+def _exchange(address: str, message: Message, deadline_s: float) -> bytes:
     """Send a request and return the reply, or b"" if the peer closes. Partial data does not extend the deadline."""
     received = bytearray()
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_left(deadline_s))
+        connection.settimeout(_remaining_s(deadline_s))
         connection.connect(address)
         connection.sendall(json.dumps(message).encode() + b"\n")
         while not received.endswith(b"\n"):
-            connection.settimeout(_left(deadline_s))
+            connection.settimeout(_remaining_s(deadline_s))
             piece = connection.recv(1 << 20)
             if not piece:
                 return b""
             received += piece
-            if len(received) > MOST_ANSWER_BYTES:
-                raise UnreadableFile("its reply", f"is longer than {MOST_ANSWER_BYTES} bytes")
+            if len(received) > MAX_REPLY_BYTES:
+                raise UnreadableFile("its reply", f"is longer than {MAX_REPLY_BYTES} bytes")
     return bytes(received)
 
 
-def _left(deadline_s: float) -> float:
+def _remaining_s(deadline_s: float) -> float:
     if (left := deadline_s - time.monotonic()) <= 0:
         raise TimeoutError("timed out")
     return left

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.95
-LEAST_EFFECT = 0.02
+MIN_EFFECT = 0.02
 """A difference below 2 % counts as none, whatever the interval."""
 SAME_WITHIN = 0.05
 """An interval wider than this is never SAME, however noisy the host."""
-LEAST_COMMON = 3
+MIN_COMMON_ROUNDS = 3
 """Minimum number of common rounds for which the times of two measurements are paired."""
 Values = NDArray[np.float64]
 Block = Mapping[str, Any]
@@ -179,7 +179,7 @@ def verdict(ratio: Ratio, noise: float, holds: bool = True, usable: bool = True)
     """
     if not usable:
         return Verdict.INCONCLUSIVE
-    least, same = max(LEAST_EFFECT, noise), max(LEAST_EFFECT, min(noise, SAME_WITHIN))
+    least, same = max(MIN_EFFECT, noise), max(MIN_EFFECT, min(noise, SAME_WITHIN))
     beyond = ratio.low > 1 or ratio.high < 1
     if beyond and holds and abs(math.log(ratio.ratio)) > math.log1p(least):
         return Verdict.FASTER if ratio.ratio > 1 else Verdict.SLOWER
@@ -206,7 +206,7 @@ def noise(blocks: Iterable[Block], again: Iterable[Block]) -> float | None:
     """Return the noise of these rounds by their A/A control, or None if there are too few common rounds."""
     first, second = by_round(blocks), by_round(again)
     common = sorted(first.keys() & second.keys())
-    if len(common) < LEAST_COMMON:
+    if len(common) < MIN_COMMON_ROUNDS:
         return None
     return control_noise(paired([first[n] for n in common], [second[n] for n in common]))
 

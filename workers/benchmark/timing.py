@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 WITH_EVENTS = ("cuda", "xpu")
-LOOKS = 50
+OVERHEAD_SAMPLES = 50
 Refill = Callable[[int], None] | None
 
 
@@ -45,18 +45,18 @@ class Timer:
     """
 
     def __init__(self, backend: "BaseBackend"):
-        self._backend: BaseBackend | _Closing = backend
+        self._backend: BaseBackend | _WithSynchronize = backend
         self.case_s = inf
         self._device: Any = torch.get_device_module(backend.device) if backend.device.type in WITH_EVENTS else None
         self.name = f"{backend.device.type} events" if self._device else "host clock, synchronised"
-        self.overhead_s = median(self.block(lambda: None, 1).parts_s[0] for _ in range(LOOKS))
+        self.overhead_s = median(self.block(lambda: None, 1).parts_s[0] for _ in range(OVERHEAD_SAMPLES))
 
     def by_host(self, synchronize: Callable[[], None]) -> "Timer":
         """Return a timer for work outside torch: the host's clock, with `synchronize` at the end of a block."""
         other = object.__new__(Timer)
-        other._backend, other.case_s, other._device = _Closing(self._backend, synchronize), self.case_s, None
+        other._backend, other.case_s, other._device = _WithSynchronize(self._backend, synchronize), self.case_s, None
         other.name = "host clock, synchronised"
-        other.overhead_s = median(other.block(lambda: None, 1).parts_s[0] for _ in range(LOOKS))
+        other.overhead_s = median(other.block(lambda: None, 1).parts_s[0] for _ in range(OVERHEAD_SAMPLES))
         return other
 
     def block(self, call: Callable[[], Any], calls: int, parts: int = 1, refill: Refill = None) -> TimedBlock:
@@ -70,9 +70,9 @@ class Timer:
         times_s, cpu_s, preempted = [], 0.0, 0
         for _ in range(parts):
             self._refill(refill, calls)
-            before, cpu = _switches(), process_time()
+            before, cpu = _preemptions(), process_time()
             times_s.append(time_part(call, calls))
-            cpu_s, preempted = cpu_s + process_time() - cpu, preempted + _switches() - before
+            cpu_s, preempted = cpu_s + process_time() - cpu, preempted + _preemptions() - before
         return TimedBlock(calls, tuple(times_s), cpu_s, preempted)
 
     def _refill(self, refill: Refill, calls: int) -> None:
@@ -112,13 +112,13 @@ class Timer:
         return seconds
 
 
-class _Closing:
+class _WithSynchronize:
     """The back end's interface that a timer uses, with another `synchronize`."""
 
     def __init__(self, backend: Any, synchronize: Callable[[], None]):
         self.device, self.step_boundary, self.synchronize = backend.device, backend.step_boundary, synchronize
 
 
-def _switches() -> int:
+def _preemptions() -> int:
     """Number of times that the kernel preempted this process. Source: getrusage(2), ru_nivcsw."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if os.name == "posix" else 0

@@ -17,7 +17,7 @@ def device_facts(kind: str) -> DeviceModel | None:
     return catalogue.model(kind)
 
 
-def cited(keys: "tuple[str, ...]") -> str:
+def citation(keys: "tuple[str, ...]") -> str:
     """Return the sources of a row's facts: URLs, or titles of sources without a URL."""
     sources = (catalogue.sources()[key.rpartition("=")[2]] for key in dict.fromkeys(keys))
     return " ; ".join(dict.fromkeys(source.url or source.title for source in sources))

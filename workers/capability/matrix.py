@@ -7,7 +7,7 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED, Architecture, backend_name
 from cluster.catalogue.precision import FLOATS as FLOATS
 from cluster.errors import UserError
-from workers.capability.documented import cited
+from workers.capability.documented import citation
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -73,25 +73,29 @@ def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilitie
 
 
 def _documented(backend: str, kind: str) -> Capabilities:
-    source = cited(catalogue.vendor(backend).sources)
+    source = citation(catalogue.vendor(backend).sources)
     architecture = catalogue.architecture(backend, catalogue.architecture_of(kind))
-    values = {name: _told(value, source) for name, value in catalogue.features(kind).items()}
-    values["fp8_flavour"] = _told(values["fp8_flavour"].value, cited(architecture.sources) if architecture else "")
+    values = {name: _documented_value(value, source) for name, value in catalogue.features(kind).items()}
+    values["fp8_flavour"] = _documented_value(
+        values["fp8_flavour"].value, citation(architecture.sources) if architecture else ""
+    )
     return Capabilities(kind=kind, dtypes=_dtypes(backend, kind, architecture), **values)
 
 
-def _told(value: Any, source: str) -> CapabilityValue:
+def _documented_value(value: Any, source: str) -> CapabilityValue:
     return CapabilityValue(None, UNKNOWN) if value is None else CapabilityValue(value, DOCUMENTED, source)
 
 
 def _dtypes(backend: str, kind: str, architecture: Architecture | None) -> dict[str, CapabilityValue]:
     """Return the support of each dtype. Only float32 is certain for a kind without documented architecture."""
-    source = cited(architecture.sources) if architecture else ""
+    source = citation(architecture.sources) if architecture else ""
     documented = (
-        {name: CapabilityValue(_how(name, architecture), DOCUMENTED, source) for name in FLOATS} if architecture else {}
+        {name: CapabilityValue(_support_level(name, architecture), DOCUMENTED, source) for name in FLOATS}
+        if architecture
+        else {}
     )
-    varying = _differing(backend) if architecture and not architecture.architecture else frozenset()
-    native = CapabilityValue("native", DOCUMENTED, source or cited(catalogue.vendor(backend).sources))
+    varying = _varying_dtypes(backend) if architecture and not architecture.architecture else frozenset()
+    native = CapabilityValue("native", DOCUMENTED, source or citation(catalogue.vendor(backend).sources))
     values = {
         name: CapabilityValue(None, UNKNOWN)
         if name in varying
@@ -101,12 +105,12 @@ def _dtypes(backend: str, kind: str, architecture: Architecture | None) -> dict[
     return values | {"float32": native}
 
 
-def _how(dtype: str, architecture: Architecture) -> str:
+def _support_level(dtype: str, architecture: Architecture) -> str:
     """Return `native`, `emulated` (computed by conversion or at a fraction of the speed) or `absent`."""
     return "native" if dtype in architecture.native else "emulated" if dtype in architecture.emulated else "absent"
 
 
-def _differing(backend: str) -> frozenset[str]:
+def _varying_dtypes(backend: str) -> frozenset[str]:
     """Return the dtypes that only some architectures of a backend support natively.
 
     They are unknown for a kind without a model, and for `cpu`, which does not name the instruction sets.

@@ -19,13 +19,13 @@ from workers.discovery.machine import Machine
 from workers.discovery.versions import versions
 
 # Variables that hide units of a CPU from torch or oneDNN, and so change the results.
-HEEDED = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_FLAGS")
-OTHERS = ("ray", "polyfleet", "safetensors")
+LIMITING_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_FLAGS")
+IGNORED_LIBRARIES = ("ray", "polyfleet", "safetensors")
 
 
 def key(kind: str) -> str:
     """Return the file's stem. It depends on the kind, the CPU's model, the libraries and the variables in HEEDED."""
-    limits = {name: os.environ[name] for name in HEEDED if name in os.environ}
+    limits = {name: os.environ[name] for name in LIMITING_VARIABLES if name in os.environ}
     identity = json.dumps([kind, _cpu(), _libraries(), limits], sort_keys=True)
     return f"{kind.replace(':', '-')}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
@@ -70,7 +70,7 @@ def _cpu() -> str:
 
 @cache
 def _libraries() -> dict[str, str]:
-    return {name: number for name, number in versions().items() if name not in OTHERS}
+    return {name: number for name, number in versions().items() if name not in IGNORED_LIBRARIES}
 
 
 def _path(stem: str) -> Path:

@@ -18,22 +18,22 @@ from workers.capability.matrix import FLOATS, PROBED, Capabilities, CapabilityVa
 from workers.optimizers.compilers import compile_model
 from workers.optimizers.pass_context import PassContext, SkipPass, as_sample
 
-ASKED = "probed on the device"
+PROBE_SOURCE = "probed on the device"
 
 
 def apply_probes(documented: Capabilities, backend: BaseBackend) -> Capabilities:
     """Return `documented` with the values that probes of the device replace."""
     results = probe_results(backend)
-    dtypes = {name: CapabilityValue(support, PROBED, ASKED) for name, support in results["dtypes"].items()}
+    dtypes = {name: CapabilityValue(support, PROBED, PROBE_SOURCE) for name, support in results["dtypes"].items()}
     native = {name for name, support in results["dtypes"].items() if support == "native"}
     flavour = "fnuz" if native & set(FP8_FNUZ) else "fn" if native & set(FP8_FN) else "none"
     return replace(
         documented,
         dtypes={**documented.dtypes, **dtypes},
-        flash_attention=CapabilityValue(results["flash_attention"], PROBED, ASKED),
-        fp8_flavour=CapabilityValue(flavour, PROBED, ASKED),
-        compile=CapabilityValue(results["compile"], PROBED, ASKED),
-        collectives=CapabilityValue(backend.collective_backend, PROBED, ASKED),
+        flash_attention=CapabilityValue(results["flash_attention"], PROBED, PROBE_SOURCE),
+        fp8_flavour=CapabilityValue(flavour, PROBED, PROBE_SOURCE),
+        compile=CapabilityValue(results["compile"], PROBED, PROBE_SOURCE),
+        collectives=CapabilityValue(backend.collective_backend, PROBED, PROBE_SOURCE),
     )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from workers.checkpoint.saver import save as save
     from workers.checkpoint.transfer.copier import copy as copy
 
-_WHERE = {
+_HOME_OF = {
     **dict.fromkeys(("BackgroundSaver", "SaveInProgress"), "background_saver"),
     "convert": "converter",
     "diff": "comparer",
@@ -52,10 +52,10 @@ _WHERE = {
     **dict.fromkeys(("Saved", "save"), "saver"),
     "copy": "transfer.copier",
 }
-__all__ = sorted(_WHERE)
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

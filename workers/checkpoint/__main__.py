@@ -9,9 +9,9 @@ from typing import Any
 
 from cluster.errors import PolyfleetError
 from workers.checkpoint.format import links
-from workers.checkpoint.tools import EVERY_S, apply_sandbox, exceeds_limits, run
+from workers.checkpoint.tools import PROGRESS_INTERVAL_S, apply_sandbox, limit_error, run
 
-ONLINE = "this system cannot cut off the network of a process; code in the file is never run in any case"
+NETWORK_NOT_ISOLATED = "this system cannot cut off the network of a process; code in the file is never run in any case"
 
 
 def main() -> int:
@@ -19,22 +19,22 @@ def main() -> int:
     if request.get("follow_links") is True:
         links.follow()
     offline = apply_sandbox(request["verb"], request["arguments"])
-    threading.Thread(target=_end_with_reader, daemon=True).start()
+    threading.Thread(target=_exit_with_caller, daemon=True).start()
     try:
-        result = run(request["verb"], request["arguments"], _Teller())
+        result = run(request["verb"], request["arguments"], _ProgressWriter())
         if not offline and request["verb"] == "import":
-            result["notes"].append(ONLINE)
+            result["notes"].append(NETWORK_NOT_ISOLATED)
     except (MemoryError, RecursionError):
-        _tell({"error": exceeds_limits(request["verb"])})
+        _write_line({"error": limit_error(request["verb"])})
         return 1
     except PolyfleetError as e:
-        _tell({"error": {"kind": type(e).__name__, "arguments": list(e.args), "message": str(e)}})
+        _write_line({"error": {"kind": type(e).__name__, "arguments": list(e.args), "message": str(e)}})
         return e.exit_code
-    _tell({"result": result})
+    _write_line({"result": result})
     return 0
 
 
-class _Teller:
+class _ProgressWriter:
     """Write progress lines, at most one every EVERY_S."""
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class _Teller:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if done >= total or now - self._last_s >= EVERY_S:
+        if done >= total or now - self._last_s >= PROGRESS_INTERVAL_S:
             self._last_s = now
-            _tell({"progress": [done, total]})
+            _write_line({"progress": [done, total]})
 
 
-def _tell(line: dict[str, Any]) -> None:
+def _write_line(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
-def _end_with_reader() -> None:
+def _exit_with_caller() -> None:
     """Exit when stdin ends: the caller keeps it open for as long as it waits for the result."""
     sys.stdin.read()
     os._exit(1)

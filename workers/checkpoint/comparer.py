@@ -16,7 +16,7 @@ from workers.checkpoint.state import bits
 from workers.checkpoint.state.tensor_fill import read_elements
 
 Progress = Callable[[int, int], None]
-AT_ONCE = 1 << 20
+ELEMENTS_PER_PART = 1 << 20
 """Number of elements that are compared at a time."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -43,7 +43,7 @@ def diff(
         common = [name for name in names_a if partners.get(name, name) in names_b]
         total, done, rows, equal = sum(_bytes(first, n) for n in common), 0, [], 0
         for name in common:
-            row = _compared(first, second, name, partners.get(name, name))
+            row = _compare_tensor(first, second, name, partners.get(name, name))
             rows += [row] if row else []
             equal += not row
             done += _bytes(first, name)
@@ -72,7 +72,11 @@ def _partners(a: Manifest, b: Manifest) -> tuple[dict[str, str], list[str]]:
     for entry in (e for e in a.entries if e in b.entries and a.entries[e].kind == b.entries[e].kind == "module"):
         tensors_b = {name.removeprefix(f"{entry}/"): name for name in b.module_tensors(entry)}
         try:
-            match = fit([name.removeprefix(f"{entry}/") for name in a.module_tensors(entry)], tensors_b, sides=("first", "second"))
+            match = fit(
+                [name.removeprefix(f"{entry}/") for name in a.module_tensors(entry)],
+                tensors_b,
+                sides=("first", "second"),
+            )
         except AmbiguousNamesError:
             continue
         if match is not None and match.stripped:
@@ -91,7 +95,9 @@ def _bytes(reader: CheckpointReader, name: str) -> int:
     return math.prod(entry.shape) * bits.torch_dtype(entry.dtype).itemsize
 
 
-def _compared(first: CheckpointReader, second: CheckpointReader, name: str, partner: str) -> dict[str, Any] | None:
+def _compare_tensor(
+    first: CheckpointReader, second: CheckpointReader, name: str, partner: str
+) -> dict[str, Any] | None:
     a, b = first.entry(name), second.entry(partner)
     row: dict[str, Any] = {"name": name, "dtype": a.dtype, "shape": list(a.shape)}
     if (a.dtype, a.shape) != (b.dtype, b.shape):
@@ -108,7 +114,7 @@ def _difference(first: CheckpointReader, second: CheckpointReader, name: str, pa
     changed, max_abs, max_rel, max_ulp = 0, 0.0, 0.0, 0
     for x, y in zip(_parts(first, name), _parts(second, partner), strict=True):
         if x.dtype == y.dtype:
-            different = bits.movable(x) != bits.movable(y)
+            different = bits.as_integers(x) != bits.as_integers(y)
             if x.dtype.itemsize == 16:
                 different = torch.view_as_real(x).view(torch.int64).ne(torch.view_as_real(y).view(torch.int64)).any(-1)
             if not different.any():
@@ -146,9 +152,9 @@ def _ulp(x: torch.Tensor, y: torch.Tensor) -> int:
 
 
 def _parts(reader: CheckpointReader, name: str) -> Iterator[torch.Tensor]:
-    """Yield a tensor's elements in order, flat, AT_ONCE at a time, so that both sides match."""
+    """Yield a tensor's elements in order, flat, ELEMENTS_PER_PART at a time, so that both sides match."""
     entry = reader.entry(name)
     reader.verify_chunks(reader.chunks_of(entry.alias_of if entry.view else name))
     count = math.prod(entry.shape)
-    for start in range(0, count, AT_ONCE):
-        yield read_elements(reader, reader.manifest.resolve(name), start, min(start + AT_ONCE, count))
+    for start in range(0, count, ELEMENTS_PER_PART):
+        yield read_elements(reader, reader.manifest.resolve(name), start, min(start + ELEMENTS_PER_PART, count))

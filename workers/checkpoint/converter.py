@@ -33,7 +33,7 @@ from workers.checkpoint.dtype_policy import DtypePolicy
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.format.manifest import NAME, Manifest, Stored, TensorEntry
 from workers.checkpoint.format.manifest_checks import read_manifest
-from workers.checkpoint.inspect import checkpoint_folder, outer_fault
+from workers.checkpoint.inspect import checkpoint_folder, size_fault
 from workers.checkpoint.load_report import LoadReport
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.load_stage import LoadStage
@@ -67,31 +67,31 @@ def convert(
     files = files or Files()
     with CheckpointReader(checkpoint_folder(source, follow_links), follow_links) as reader:
         report = LoadReport(str(reader.folder), reader.manifest.step, reader.manifest.producer)
-        target_dtypes = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
-        converted = _Converted(reader, policy, report, target_dtypes)
+        target_dtypes = {name: _target_dtype(policy, name, entry) for name, entry in reader.manifest.stored().items()}
+        converted = _ConvertedTensors(reader, policy, report, target_dtypes)
         reader.verify_chunks(reader.all_chunks(), progress)
         converted.measure()
         policy.check_losses(report)
-        folder = Path(root) / _name(reader, target_dtypes)
+        folder = Path(root) / _folder_name(reader, target_dtypes)
         exists = os.path.lexists(folder / NAME)
-        manifest = _found(folder, target_dtypes) if exists else converted.write(files, Path(root), folder, kind)
+        manifest = _existing_copy(folder, target_dtypes) if exists else converted.write(files, Path(root), folder, kind)
     return {
         "path": str(folder),
         "step": manifest.step,
         "bytes": manifest.size_bytes(),
         "already_there": exists,
-        **_told(report),
+        **_report_fields(report),
     }
 
 
-def _name(reader: CheckpointReader, target_dtypes: dict[str, str]) -> str:
+def _folder_name(reader: CheckpointReader, target_dtypes: dict[str, str]) -> str:
     identity = json.dumps([reader.manifest.digest, sorted(target_dtypes.items())]).encode()
     return f"step-{reader.manifest.step:08}-{hashlib.sha256(identity).hexdigest()[:8]}"
 
 
-def _found(folder: Path, target_dtypes: dict[str, str]) -> Manifest:
+def _existing_copy(folder: Path, target_dtypes: dict[str, str]) -> Manifest:
     """Return the manifest of the same conversion, made earlier. Raises CheckpointError if `folder` is anything else."""
-    fault = damage_reason(folder) or outer_fault(folder)
+    fault = damage_reason(folder) or size_fault(folder)
     if not fault:
         manifest = read_manifest(folder)
         if target_dtypes == {name: entry.dtype for name, entry in manifest.stored().items()}:
@@ -100,11 +100,11 @@ def _found(folder: Path, target_dtypes: dict[str, str]) -> Manifest:
     raise CheckpointError(f"{folder} already exists: {fault}", "name another folder, or delete this one first")
 
 
-def _wanted(policy: DtypePolicy, name: str, entry: TensorEntry) -> str:
+def _target_dtype(policy: DtypePolicy, name: str, entry: TensorEntry) -> str:
     return entry.dtype if entry.role in ("rng", "array") else policy.target_dtype(name, entry, "cpu")
 
 
-class _Converted:
+class _ConvertedTensors:
     """Tensors of a checkpoint in other dtypes, converted a few MiB at a time."""
 
     def __init__(
@@ -175,7 +175,7 @@ class _Converted:
         }
 
 
-def _told(report: LoadReport) -> dict[str, Any]:
+def _report_fields(report: LoadReport) -> dict[str, Any]:
     converted = {name: to_plain(tensor) for name, tensor in report.converted().items()}
     return {
         "kept": len(report.tensors) - len(converted),

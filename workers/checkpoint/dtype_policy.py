@@ -43,10 +43,10 @@ class DtypePolicy:
         self._native = dtype == "native"
         self._requested: Callable[[str, str], object] = dtype if callable(dtype) else lambda _, stored: stored
         mapping = {} if isinstance(dtype, str) or callable(dtype) else dtype
-        self._mapping = {dtype_name(k): _known(v) for k, v in mapping.items()}
+        self._mapping = {dtype_name(k): _check_dtype(v) for k, v in mapping.items()}
         for key in self._mapping:
             if not _is_pattern(key):
-                _known(key)
+                _check_dtype(key)
         self._unsupported = unsupported
         self._supported = None if supported is None else frozenset(dtype_name(d) for d in supported)
 
@@ -69,7 +69,7 @@ class DtypePolicy:
             return match
         if tensor.role == "optimizer" and not tensor.shape:
             return tensor.dtype  # a step count is not a weight: bfloat16 counts only to 256
-        return self._mapping.get(tensor.dtype, "") or _known(self._requested(name, tensor.dtype))
+        return self._mapping.get(tensor.dtype, "") or _check_dtype(self._requested(name, tensor.dtype))
 
     def check_live_dtype(self, name: str, dtype: str, device_type: str) -> None:
         """Raise CheckpointError if a live tensor's dtype is not supported on its device."""
@@ -99,7 +99,7 @@ class DtypePolicy:
         return unsupported_on_device(device_type) if self._supported is None else unsupported_except(self._supported)
 
 
-def _known(dtype: object) -> str:
+def _check_dtype(dtype: object) -> str:
     name = dtype_name(dtype)
     if name not in DTYPES:
         raise CheckpointError(f"dtype names {name!r}", f"choose from {', '.join(DTYPES)}")

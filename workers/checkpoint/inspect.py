@@ -58,7 +58,7 @@ def list_checkpoints(root: str | Path, *, follow_links: bool = True) -> list[dic
 
     A damaged checkpoint has only its path, name and step; the other columns of a table are empty.
     """
-    return [_listed(folder, follow_links) for folder in checkpoints_below(Path(root), follow_links)]
+    return [_list_row(folder, follow_links) for folder in checkpoints_below(Path(root), follow_links)]
 
 
 def verify(path: str | Path, progress: Progress | None = None, *, follow_links: bool = True) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def newest(root: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
     """
     passed_over: list[dict[str, str]] = []
     for folder in newest_first(Path(root), follow_links):
-        fault = damage_reason(folder) or outer_fault(folder, follow_links)
+        fault = damage_reason(folder) or size_fault(folder, follow_links)
         if not fault:
             return {"path": str(folder), "passed_over": passed_over}
         passed_over.append({"path": str(folder), "reason": fault})
@@ -115,7 +115,7 @@ def newest(root: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
     return {"path": "", "passed_over": []}
 
 
-def outer_fault(folder: Path, follow_links: bool = False) -> str:
+def size_fault(folder: Path, follow_links: bool = False) -> str:
     """Return what is wrong with a checkpoint, as far as manifest and file sizes show; "" for nothing."""
     try:
         manifest = read_manifest(folder, follow_links)
@@ -146,7 +146,7 @@ def checkpoint_folder(path: str | Path, follow_links: bool = False) -> Path:
     raise NotFound(f"{folder} is not a checkpoint: it has no {NAME}", "name a step-… folder, or save one first")
 
 
-def _listed(folder: Path, follow_links: bool) -> dict[str, Any]:
+def _list_row(folder: Path, follow_links: bool) -> dict[str, Any]:
     try:
         summary = describe(folder, follow_links=follow_links)
         return {**summary, "problem": summary["damaged"]}

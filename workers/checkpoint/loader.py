@@ -23,7 +23,7 @@ from workers.checkpoint.state.capture import kind_of
 from workers.checkpoint.state.load_stage import Apply, LoadStage
 from workers.checkpoint.state.modules import stage_modules
 from workers.checkpoint.state.optimizer import stage_optimizer
-from workers.checkpoint.state.values import check_kind, plain, stage_rng, stage_stateful, stage_tree
+from workers.checkpoint.state.values import check_kind, plain_value, stage_rng, stage_stateful, stage_tree
 from workers.errors import CheckpointError
 
 VERIFY = ("chunks", "full", "none", "once")
@@ -77,14 +77,14 @@ def load(
     policy = DtypePolicy(dtype, supported_dtypes, on_lossy)
     if verify not in VERIFY:
         raise CheckpointError(f"verify is {verify!r}", f"use one of {', '.join(VERIFY)}")
-    _settle(root_or_path)
+    _wait_for_background_save(root_or_path)
     if "://" in str(root_or_path):
         from workers.checkpoint.transfer.object_store import download
 
         root_or_path = download(str(root_or_path), step)
     path = Path(root_or_path)
     if step != "latest" or os.path.lexists(path / NAME):
-        return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
+        return _load(_find_checkpoint(path, step), [], policy, into, device, verify, rank, progress)
     skipped: list[SkippedCheckpoint] = []
     for folder in newest_first(path, follow_links=True):
         try:
@@ -107,7 +107,7 @@ def _load(
     with (VerifyingReader if verify == "once" else CheckpointReader)(folder, follow=True) as reader:
         report = LoadReport(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
         stage = LoadStage(reader, policy, report, torch.device(device or "cpu"))
-        staged_load = _Loading(stage, into, rank)
+        staged_load = _StagedLoad(stage, into, rank)
         stage.rescale()
         if verify in ("chunks", "full"):
             stage.verify_chunks(progress, everything=verify == "full")
@@ -120,7 +120,7 @@ def _load(
     return Loaded(report.step, staged_load.state, report)
 
 
-class _Loading:
+class _StagedLoad:
     """All entries, staged: `state` is load's result, `apply` fills it and changes its live objects."""
 
     def __init__(self, stage: LoadStage, into: Mapping[str, Any] | None, rank: int):
@@ -140,7 +140,7 @@ class _Loading:
         """Fill new tensors, then call foreign code, which may still raise, then change live objects.
         Everything that foreign code gets is verified first.
         """
-        on_bytes = _told_bytes(progress, self._stage.size_bytes())
+        on_bytes = _byte_counter(progress, self._stage.size_bytes())
         self._stage.fill_new(on_bytes)
         self._stage.reader.finish_verification()
         for kind in ORDER:
@@ -157,7 +157,7 @@ class _Loading:
         if name not in self._into and self._entries[name].kind != "tree":
             self._stage.report.left_out.append(name)
             return
-        self.state[name] = plain(self._stage, name) if live is None else live
+        self.state[name] = plain_value(self._stage, name) if live is None else live
         if live is not None:
             kind = kind_of(name, live)
             self._applies[kind] += self._stage_live(kind, name, live)
@@ -176,7 +176,7 @@ class _Loading:
         return []  # modules are staged together, for their ties
 
 
-def _told_bytes(progress: Progress | None, total: int) -> "Callable[[int], None] | None":
+def _byte_counter(progress: Progress | None, total: int) -> "Callable[[int], None] | None":
     done = 0
 
     def add(size_bytes: int) -> None:
@@ -188,14 +188,14 @@ def _told_bytes(progress: Progress | None, total: int) -> "Callable[[int], None]
     return None if progress is None else add
 
 
-def _settle(path: "str | os.PathLike[str]") -> None:
+def _wait_for_background_save(path: "str | os.PathLike[str]") -> None:
     """Wait for a background save of this process below `path`, so that its checkpoint is found."""
     background = sys.modules.get("workers.checkpoint.background_saver")
     if background is not None:
         background.SHARED.settle(path)
 
 
-def _named(path: Path, step: "int | str") -> Path:
+def _find_checkpoint(path: Path, step: "int | str") -> Path:
     """Return the checkpoint at a path, or the newest one of a step below it."""
     if os.path.lexists(path / NAME):
         return path

@@ -28,7 +28,9 @@ def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True
     kind = catalogue.require_known_kind(to)
     manifest = read_manifest(Path(path), follow_links)
     unsupported = unsupported_dtypes(kind)
-    decisions = {name: decide_dtype(tensor, tensor.dtype, unsupported) for name, tensor in _moving(manifest).items()}
+    decisions = {
+        name: decide_dtype(tensor, tensor.dtype, unsupported) for name, tensor in _device_tensors(manifest).items()
+    }
     dtypes = _dtypes(manifest, decisions, kind)
     memory = _memory(manifest, decisions, kind, count)
     random = _random(manifest, catalogue.vendor(kind.partition(":")[0]).torch_device)
@@ -42,11 +44,11 @@ def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True
         "memory": memory,
         "reshard": _reshard(manifest, count),
         "random": random,
-        "cannot_follow": _left_behind(dtypes, memory, random),
+        "cannot_follow": _what_is_lost(dtypes, memory, random),
     }
 
 
-def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
+def _device_tensors(manifest: Manifest) -> dict[str, TensorEntry]:
     """Tensors that go to the device: all but random states and numpy arrays, which stay on the host."""
     states = f"{RANDOM}/ranks/"
     return {
@@ -105,10 +107,10 @@ def _reshard(manifest: Manifest, count: int) -> dict[str, Any]:
 
 
 def _random(manifest: Manifest, device_type: str) -> dict[str, str]:
-    return _of_ranks(manifest, device_type) or _of_streams(manifest, device_type)
+    return _rank_streams(manifest, device_type) or _device_streams(manifest, device_type)
 
 
-def _of_ranks(manifest: Manifest, device_type: str) -> dict[str, str]:
+def _rank_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
     """Random streams of a job's ranks: continued on the same device type, else all of them are reseeded."""
     entry = manifest.entries.get(RANDOM)
     ranks = entry.tree.get("ranks") if entry and isinstance(entry.tree, dict) else None
@@ -122,7 +124,7 @@ def _of_ranks(manifest: Manifest, device_type: str) -> dict[str, str]:
     }
 
 
-def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
+def _device_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
     saved = next((entry.tree for entry in manifest.entries.values() if entry.kind == "rng"), None)
     if not isinstance(saved, dict) or not isinstance(saved.get("torch"), dict):
         return {}
@@ -134,7 +136,7 @@ def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
     return streams
 
 
-def _left_behind(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
+def _what_is_lost(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
     refused = [f"{d['tensors']} tensors of {d['dtype']}: {d['reason']}" for d in dtypes if d["action"] == "refuse"]
     restarted = [f"random numbers of {name}: {fate}" for name, fate in random.items() if fate != "continued"]
     too_small = (

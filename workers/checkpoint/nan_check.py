@@ -8,7 +8,7 @@ from workers.errors import NonFiniteValue
 
 ROLES = ("parameter", "optimizer", "master")
 """Roles to check. Buffers may contain anything: masks are infinite, and uninitialized memory is arbitrary."""
-LOOKED_AT = (*FLOATS, "complex64", "complex128")
+CHECKED_DTYPES = (*FLOATS, "complex64", "complex128")
 PIECE_BYTES = 16 << 20
 
 
@@ -19,15 +19,15 @@ def check_no_nan(prepared: PreparedSave) -> None:
     for layout in prepared.layouts:
         for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
             entry = prepared.tensors[piece.key]
-            if entry.role in ROLES and entry.dtype in LOOKED_AT and piece.bytes:
+            if entry.role in ROLES and entry.dtype in CHECKED_DTYPES and piece.bytes:
                 data = prepared.arena.piece(layout, offset, piece.bytes)
-                if _holds_nan(data, getattr(torch, entry.dtype)):
+                if _has_nan(data, getattr(torch, entry.dtype)):
                     raise NonFiniteValue(
                         f"{entry.role} {piece.key} of the checkpoint contains NaN", prepared.manifest.step
                     )
 
 
-def _holds_nan(data: memoryview, dtype: torch.dtype) -> bool:
+def _has_nan(data: memoryview, dtype: torch.dtype) -> bool:
     """Check for NaN, first by the sum, which is faster. Infinities of both signs also add up to NaN."""
     tensor = torch.frombuffer(data, dtype=dtype)
     for part in torch.split(tensor, PIECE_BYTES // dtype.itemsize):

@@ -13,7 +13,7 @@ from workers.checkpoint.format.step_folders import newest_first
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.errors import CheckpointError
 
-CONVERTING = ".converting-"
+CONVERSION_PREFIX = ".converting-"
 
 
 def pin_one(path: str | Path, *, remove: bool = False) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def pin_one(path: str | Path, *, remove: bool = False) -> dict[str, Any]:
 def discard(path: str | Path) -> dict[str, Any]:
     """Remove the temporary folder of a conversion after it was copied. Raises UserError for any other folder."""
     folder = Path(path)
-    if not folder.name.startswith(CONVERTING):
-        raise UserError(f"{folder} is not a {CONVERTING}… folder", "use prune to delete checkpoints")
+    if not folder.name.startswith(CONVERSION_PREFIX):
+        raise UserError(f"{folder} is not a {CONVERSION_PREFIX}… folder", "use prune to delete checkpoints")
     for checkpoint in newest_first(folder):
         remove_checkpoint(Files(), checkpoint)
     shutil.rmtree(folder, ignore_errors=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from workers.checkpoint.background_saver import SaveInProgress
 
 Part = tuple[dict[str, FileEntry], dict[str, TensorEntry]]
-_CANNOT = "free disk space, or check the folder's permissions"
+_WRITE_REMEDY = "free disk space, or check the folder's permissions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PreparedSave:
         self.ranks = ranks
         contents = capture(state)
         self.notes = tuple(contents.notes)
-        tensors = _mine(contents, ranks)
+        tensors = _own_tensors(contents, ranks)
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
         stem = "shard-{:05d}" if ranks.size == 1 else f"shard-r{ranks.rank:05d}-{{:05d}}"
         self.layouts = lay_out(pieces(tensors), SHARD_BYTES, f"{stem}.safetensors")
@@ -180,7 +180,7 @@ def write(prepared: PreparedSave, keep: int | None, progress: Progress | None) -
             notes = _retain(to, keep) if ranks.first and keep is not None else ()
     except OSError as e:
         step = prepared.manifest.step
-        raise CheckpointError(f"cannot save step {step} in {to.root}: {e.strerror or e}", _CANNOT) from e
+        raise CheckpointError(f"cannot save step {step} in {to.root}: {e.strerror or e}", _WRITE_REMEDY) from e
     seconds = time.perf_counter() - started_s
     return Saved(to.path, manifest.step, manifest.size_bytes(), seconds, (*prepared.notes, *notes))
 
@@ -199,7 +199,7 @@ def _write(prepared: PreparedSave, progress: Progress | None) -> Manifest:
     try:
         ranks.run_on_first(lambda: to.begin_save(manifest.step, prepared.bytes * ranks.size, manifest.producer))
         shards = ranks.check_all_ranks(lambda: to.put(prepared.layouts, prepared.arena, progress))
-        parts = _gathered(ranks, shards, prepared.tensors)
+        parts = _gather_parts(ranks, shards, prepared.tensors)
         return ranks.run_on_first(lambda: _commit(prepared, parts)) or manifest
     except BaseException:
         if ranks.first:
@@ -207,7 +207,7 @@ def _write(prepared: PreparedSave, progress: Progress | None) -> Manifest:
         raise
 
 
-def _gathered(ranks: CheckpointRanks, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
+def _gather_parts(ranks: CheckpointRanks, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
     """Exchange between all ranks which files and tensors each one wrote."""
     if ranks.size == 1:
         return [(shards, tensors)]
@@ -221,22 +221,22 @@ def _gathered(ranks: CheckpointRanks, shards: dict[str, FileEntry], tensors: dic
 def _commit(prepared: PreparedSave, parts: "list[Part]") -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     shards = {name: entry for part, _ in parts for name, entry in part.items()}
-    tensors = _joined([tensors for _, tensors in parts])
+    tensors = _join_tensors([tensors for _, tensors in parts])
     manifest = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
     check_not_replaced()
     prepared.to.commit(manifest)
     return manifest
 
 
-def _mine(contents: Capture, ranks: CheckpointRanks) -> dict[str, torch.Tensor]:
+def _own_tensors(contents: Capture, ranks: CheckpointRanks) -> dict[str, torch.Tensor]:
     """Tensors that this rank writes: its parts of sharded tensors, and on rank 0 all others."""
     tensors = {}
     for name, tensor in contents.own_tensors().items():
         if not sharded.is_sharded(tensor):
             if ranks.first:
                 tensors[name] = tensor
-        elif sharded.is_mine(tensor, name) and (sharded.local(tensor).numel() or not tensor.numel()):
-            tensors[name] = sharded.local(tensor)
+        elif sharded.is_written_here(tensor, name) and (sharded.local_part(tensor).numel() or not tensor.numel()):
+            tensors[name] = sharded.local_part(tensor)
     return tensors
 
 
@@ -269,7 +269,7 @@ def _entry(contents: Capture, name: str, location: Stored | None) -> TensorEntry
     )
 
 
-def _joined(parts: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
+def _join_tensors(parts: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
     """Merge the tensor entries of all ranks: the same tensors, with the shards of each rank."""
     return {
         name: replace(entry, shards=tuple(s for part in parts if name in part for s in part[name].shards))

@@ -14,7 +14,7 @@ from workers.capability.matrix import capabilities
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, FP8
 from workers.checkpoint.format.manifest import TensorEntry
 
-_INSTEAD: dict[str, tuple[str, ...]] = {
+_REPLACEMENTS: dict[str, tuple[str, ...]] = {
     "float64": ("float32",),
     "float16": ("bfloat16", "float32"),
     "bfloat16": ("float16", "float32"),
@@ -24,7 +24,7 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
 Complex numbers and integers have no replacement, because half of their meaning would be lost.
 """
 
-_LOSES = {("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "float16")}
+_MAY_LOSE = {("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "float16")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ def decide_dtype(tensor: TensorEntry, dtype: str, unsupported: Mapping[str, str]
         return DtypeDecision(
             "convert", flavour, f"{unsupported[dtype]}; its scale makes up for the flavour", may_lose=True
         )
-    choices = _INSTEAD.get(dtype, ())
+    choices = _REPLACEMENTS.get(dtype, ())
     if tensor.role in ("optimizer", "master"):
         choices = tuple(name for name in choices if name == "float32")
     to = next((name for name in choices if name not in unsupported), "")
     if to:
-        return DtypeDecision("convert", to, unsupported[dtype], may_lose=(dtype, to) in _LOSES)
+        return DtypeDecision("convert", to, unsupported[dtype], may_lose=(dtype, to) in _MAY_LOSE)
     reason = f"{unsupported[dtype]}, and no dtype there can represent " + (
         "a complex number" if dtype in COMPLEX else "its values"
     )

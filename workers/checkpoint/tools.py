@@ -27,7 +27,7 @@ from cluster import sandbox
 from cluster.checkpoint_location import TOOLS, is_uri
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
 from workers.checkpoint.format import links
-from workers.checkpoint.format.manifest import LARGEST_BYTES, DamagedCheckpoint
+from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, DamagedCheckpoint
 
 VERBS = {
     "list": "inspect:list_checkpoints",
@@ -52,19 +52,19 @@ VERBS = {
     "keep": "scripts.script_versions:keep",
     "hand_on": "scripts.script_versions:hand_on",
 }
-LONG = ("verify", "check", "diff", "convert", "copy", "import", "export", "missing", "arrive", "fetch")
+VERBS_WITH_PROGRESS = ("verify", "check", "diff", "convert", "copy", "import", "export", "missing", "arrive", "fetch")
 """Verbs that report progress."""
-MANIFESTS = ("list", "show", "plan", "check", "newest", "incoming")
+MANIFEST_VERBS = ("list", "show", "plan", "check", "newest", "incoming")
 """Verbs that read only manifests, so memory and time are limited to what the largest manifest needs."""
-BOUNDED = ("import", "keep", "hand_on", *MANIFESTS)
+LIMITED_VERBS = ("import", "keep", "hand_on", *MANIFEST_VERBS)
 """Verbs that run with the limits of cluster/sandbox.py. The others read all bytes of checkpoints, however long it
 takes.
 """
-READING = ("list", "show", "check", "newest", "plan", "diff", "convert", "export", "copy")
+VERBS_FOLLOWING_LINKS = ("list", "show", "check", "newest", "plan", "diff", "convert", "export", "copy")
 """Verbs that follow links when called as functions; here they do so only for the user of this machine."""
-EVERY_S = 0.1
-LOOK_S = 0.5
-LARGEST_ANSWER_BYTES = 1 << 30
+PROGRESS_INTERVAL_S = 0.1
+CHECK_INTERVAL_S = 0.5
+MAX_REPLY_BYTES = 1 << 30
 """Maximum length of a reply line. The longest has the hashes of an incoming checkpoint."""
 CODE = str(Path(workers.__file__).parents[1])
 TOKENS = ("TOKEN", "SECRET", "PASSWORD")
@@ -80,8 +80,8 @@ def run(verb: str, arguments: dict[str, Any], progress: Progress | None = None) 
             raise UserError(f"`{verb}` works on folders: {arguments[name]!r} is a URI", "copy it to this machine first")
     module, _, name = VERBS[verb].partition(":")
     function = getattr(import_module(f"workers.checkpoint.{module}"), name)
-    options: dict[str, Any] = {"progress": progress} if verb in LONG else {}
-    options |= {"follow_links": links.are_followed()} if verb in READING else {}
+    options: dict[str, Any] = {"progress": progress} if verb in VERBS_WITH_PROGRESS else {}
+    options |= {"follow_links": links.are_followed()} if verb in VERBS_FOLLOWING_LINKS else {}
     return function(**arguments, **options)
 
 
@@ -95,8 +95,8 @@ def run_in_child(
 ) -> Any:
     """Run a tool in a child process. The child is killed when `progress` raises, and exits when this process does.
 
-    `check` is called every LOOK_S, also while there is no output: an error in it ends the child, too. `follow_links`:
-    all paths were named by the user of this machine (format/links.py).
+    `check` is called every CHECK_INTERVAL_S, also while there is no output: an error in it ends the child, too.
+    `follow_links`: all paths were named by the user of this machine (format/links.py).
     """
     request = json.dumps({"verb": verb, "arguments": arguments, "follow_links": follow_links})
     child = subprocess.Popen(
@@ -108,16 +108,16 @@ def run_in_child(
     )
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     last_stderr: deque[bytes] = deque(maxlen=1)
-    stderr_reader = threading.Thread(target=_listen, args=(child.stderr, last_stderr), daemon=True)
+    stderr_reader = threading.Thread(target=_read_stderr, args=(child.stderr, last_stderr), daemon=True)
     stderr_reader.start()
     try:
         with suppress(BrokenPipeError):  # it exited at once: its stderr has the reason
             child.stdin.write(request.encode() + b"\n")  # stays open: the child exits when it closes
             child.stdin.flush()
-        return _answer(_lines(child.stdout.fileno(), check), progress)
-    except _NoAnswerError:
+        return _read_reply(_lines(child.stdout.fileno(), check), progress)
+    except _NoReplyError:
         stderr_reader.join(1)
-        raise _ended(verb, child.wait(), last_stderr) from None
+        raise _exit_error(verb, child.wait(), last_stderr) from None
     finally:
         child.kill()
         child.wait()
@@ -127,12 +127,12 @@ def run_in_child(
                 stream.close()
 
 
-class _NoAnswerError(Exception):
+class _NoReplyError(Exception):
     pass
 
 
-def _ended(verb: str, code: int, last_stderr: deque[bytes]) -> PolyfleetError:
-    if verb in BOUNDED and (limit := sandbox.limit_message(code)):
+def _exit_error(verb: str, code: int, last_stderr: deque[bytes]) -> PolyfleetError:
+    if verb in LIMITED_VERBS and (limit := sandbox.limit_message(code)):
         return workers.errors.CheckpointError(
             f"`{verb}` was stopped: {limit}",
             "check that the file is in the format you named, then run it again: this machine may have been busy",
@@ -144,7 +144,7 @@ def _ended(verb: str, code: int, last_stderr: deque[bytes]) -> PolyfleetError:
     )
 
 
-def _listen(stream: IO[bytes], last_lines: deque[bytes]) -> None:
+def _read_stderr(stream: IO[bytes], last_lines: deque[bytes]) -> None:
     with suppress(ValueError):  # the caller closed the stream
         while line := stream.readline(1 << 16):
             last_lines.append(line)
@@ -158,18 +158,18 @@ def _lines(descriptor: int, check: Callable[[], None] | None) -> Iterator[bytes]
         while True:
             if check is not None:
                 check()
-            if not ready.select(LOOK_S):
+            if not ready.select(CHECK_INTERVAL_S):
                 continue
             data = os.read(descriptor, 1 << 16)
             buffer += data
             *lines, rest = buffer.split(b"\n") if b"\n" in data else (buffer,)
             yield from map(bytes, lines)
             buffer = rest
-            if not data or len(buffer) > LARGEST_ANSWER_BYTES:
+            if not data or len(buffer) > MAX_REPLY_BYTES:
                 return
 
 
-def _answer(lines: Iterable[bytes], progress: Progress | None) -> Any:
+def _read_reply(lines: Iterable[bytes], progress: Progress | None) -> Any:
     for line in lines:
         reply = json.loads(line)
         if "result" in reply:
@@ -178,7 +178,7 @@ def _answer(lines: Iterable[bytes], progress: Progress | None) -> Any:
             raise error_from(reply["error"])
         if progress is not None:
             progress(*reply["progress"])
-    raise _NoAnswerError
+    raise _NoReplyError
 
 
 def apply_sandbox(verb: str, arguments: dict[str, Any]) -> bool:
@@ -187,16 +187,16 @@ def apply_sandbox(verb: str, arguments: dict[str, Any]) -> bool:
         sandbox.without_privileges()
         return True
     offline = sandbox.isolate()
-    if verb in BOUNDED:
+    if verb in LIMITED_VERBS:
         import_module(f"workers.checkpoint.{VERBS[verb].partition(':')[0]}")
         sandbox.apply_limits()
-    if verb in MANIFESTS:
+    if verb in MANIFEST_VERBS:
         # A quarter of the maximum: parsed text takes less than ten times its size. `check` also reads all bytes.
-        sandbox.raise_limits(metadata_bytes=LARGEST_BYTES // 4, data_bytes=1 << 44 if verb == "check" else 0)
+        sandbox.raise_limits(metadata_bytes=MAX_MANIFEST_BYTES // 4, data_bytes=1 << 44 if verb == "check" else 0)
     return offline
 
 
-def exceeds_limits(verb: str) -> dict[str, Any]:
+def limit_error(verb: str) -> dict[str, Any]:
     """The error that a process reports when it has reached its memory limit."""
     message = f"`{verb}` needs more memory than a file of this size should need"
     error = workers.errors.CheckpointError(message, "check that the file is in the format you named")

@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster import catalogue
 from cluster.types import Device, Finding, Scalar
 from workers.discovery import amd_smi
-from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import CardReply
 from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine
 from workers.discovery.memory import device_memory
@@ -27,7 +27,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     gpus = [
         node for node in machine.glob(f"{NODES}/*") if machine.number(f"{node}/gpu_id") and _properties(machine, node)
     ]
-    replies = [Answer(f"GPU {index}", "KFD", _properties(machine, node)) for index, node in enumerate(gpus)]
+    replies = [CardReply(f"GPU {index}", "KFD", _properties(machine, node)) for index, node in enumerate(gpus)]
     devices = [_device(machine, node, index, replies[index]) for index, node in enumerate(gpus)]
     visible = machine.visible("HIP_VISIBLE_DEVICES")
     if visible is not None:
@@ -54,7 +54,7 @@ def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
         return [Finding("error", "amd", "no access to /dev/kfd", "add this user to the groups render and video")]
     addresses = [d.address for d in cards]
     faulty = [amd_smi.memory_errors(a, errors) for a in addresses if (errors := _memory_errors(machine, a))]
-    return faulty + [finding for address in addresses for finding in _heat(machine, address)]
+    return faulty + [finding for address in addresses for finding in _temperature_findings(machine, address)]
 
 
 def _memory_errors(machine: Machine, address: str) -> int:
@@ -64,7 +64,7 @@ def _memory_errors(machine: Machine, address: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _heat(machine: Machine, address: str) -> list[Finding]:
+def _temperature_findings(machine: Machine, address: str) -> list[Finding]:
     """Report sensors (millidegrees) at or above the driver's critical temperature, at which it lowers the clock."""
     hot = []
     for sensor in machine.glob(f"sys/bus/pci/devices/{address}/hwmon/hwmon*/temp*_input"):
@@ -77,7 +77,7 @@ def _heat(machine: Machine, address: str) -> list[Finding]:
     return hot
 
 
-def _device(machine: Machine, node: str, index: int, properties: Answer) -> Device:
+def _device(machine: Machine, node: str, index: int, properties: CardReply) -> Device:
     version, pci_id = properties.number("gfx_target_version", needed=True), properties.number("device_id") or 0
     gfx = architecture(version) if version else ""
     minor = properties.number("drm_render_minor")
@@ -125,7 +125,7 @@ def _model(product: str, pci_id: int, revision: int, total_bytes: int | None) ->
     return row.kind.partition(":")[2] if row else ""
 
 
-def _pci_address(properties: Answer) -> str:
+def _pci_address(properties: CardReply) -> str:
     """PCI address from KFD's location_id (bus, device and function in 16 bits) and domain."""
     location, domain = properties.number("location_id"), properties.number("domain") or 0
     return (
@@ -143,11 +143,11 @@ def architecture(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _compute_units(properties: Answer) -> int:
+def _compute_units(properties: CardReply) -> int:
     return (properties.number("simd_count") or 0) // (properties.number("simd_per_cu") or 1)
 
 
-def _on_chip(machine: Machine, node: str, properties: Answer) -> dict[str, Scalar]:
+def _on_chip(machine: Machine, node: str, properties: CardReply) -> dict[str, Scalar]:
     """LDS per workgroup, largest L2 and L3, in bytes (KFD: KiB); values that KFD lacks are missing."""
     lds = properties.number("lds_size_in_kb")
     sizes_by_name: dict[str, Scalar] = {"shared_memory_per_block_bytes": lds << 10} if lds else {}
@@ -161,7 +161,7 @@ def _on_chip(machine: Machine, node: str, properties: Answer) -> dict[str, Scala
 
 def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | None]:
     """Return (total, free) bytes. A partition's total comes from KFD; free is known only for an unpartitioned card."""
-    banks = [Answer("", "KFD", _properties(machine, bank)) for bank in machine.glob(f"{node}/mem_banks/*")]
+    banks = [CardReply("", "KFD", _properties(machine, bank)) for bank in machine.glob(f"{node}/mem_banks/*")]
     on_card = [bank for bank in banks if (bank.number("heap_type") or SYSTEM_HEAP) != SYSTEM_HEAP]
     local = sum(bank.number("size_in_bytes") or 0 for bank in on_card)
     card_total, used = machine.number(f"{drm}/mem_info_vram_total"), machine.number(f"{drm}/mem_info_vram_used")

@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from cluster.types import Device, Finding
-from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import CardReply
 from workers.discovery.machine import sysfs_address
 
 # Fields of amdsmi_get_violation_status that are 1 while the clock is throttled.
-SLOWED = {
+THROTTLE_CAUSES = {
     "active_prochot_thrm": "heat (the chip's own alarm)",
     "active_socket_thrm": "heat of its socket",
     "active_vr_thrm": "heat of its voltage regulators",
@@ -37,14 +37,14 @@ def query() -> dict[str, Any]:
         smi.amdsmi_init()
         try:
             handles = smi.amdsmi_get_processor_handles()
-            return {"cards": [ask_card(smi, handle, number) for number, handle in enumerate(handles)]}
+            return {"cards": [query_card(smi, handle, number) for number, handle in enumerate(handles)]}
         finally:
             smi.amdsmi_shut_down()
     except smi.AmdSmiException as e:
-        return {"error": _words(e)}
+        return {"error": _error_text(e)}
 
 
-def ask_card(smi: Any, handle: Any, number: int = 0) -> dict[str, Any]:
+def query_card(smi: Any, handle: Any, number: int = 0) -> dict[str, Any]:
     """Query one card. `failed` maps a failed call to the reason; its values are None.
 
     A call that the card, driver or virtual machine does not support is not a failure.
@@ -57,7 +57,7 @@ def ask_card(smi: Any, handle: Any, number: int = 0) -> dict[str, Any]:
         try:
             return function(handle)
         except smi.AmdSmiException as e:
-            if "NOT_SUPPORTED" not in (error := _words(e)):
+            if "NOT_SUPPORTED" not in (error := _error_text(e)):
                 failed[name] = error
         return None
 
@@ -72,12 +72,12 @@ def ask_card(smi: Any, handle: Any, number: int = 0) -> dict[str, Any]:
         "name": field("amdsmi_get_gpu_asic_info", "market_name"),
         "driver": field("amdsmi_get_gpu_driver_info", "driver_version"),
         "ecc_uncorrected": field("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"),
-        "slowed": [key for key in SLOWED if slowed.get(key) in (1, True)] if isinstance(slowed, dict) else [],
+        "slowed": [key for key in THROTTLE_CAUSES if slowed.get(key) in (1, True)] if isinstance(slowed, dict) else [],
         "failed": failed,
     }
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -118,7 +118,7 @@ def add_details(devices: Sequence[Device], reply: dict[str, Any]) -> tuple[list[
         return list(devices), [
             Finding("info", "amd", f"details of cards come from sysfs only: AMD SMI failed: {error}", "update ROCm")
         ]
-    by_address = [(sysfs_address(Answer("", "AMD SMI", card).text("pci")), card) for card in reply["cards"]]
+    by_address = [(sysfs_address(CardReply("", "AMD SMI", card).text("pci")), card) for card in reply["cards"]]
     cards = dict(by_address)
     at = Counter(d.pci_address for d in devices)
     detailed = [
@@ -128,7 +128,7 @@ def add_details(devices: Sequence[Device], reply: dict[str, Any]) -> tuple[list[
 
 
 def _with(device: Device, card: dict[str, Any]) -> Device:
-    reply = Answer("", "AMD SMI", card)
+    reply = CardReply("", "AMD SMI", card)
     name = reply.text("name", device.name) if device.name.startswith("AMD gfx") else device.name
     return replace(device, name=name, driver_version=device.driver_version or reply.text("driver"))
 
@@ -138,7 +138,7 @@ def _faults(address: str, card: dict[str, Any]) -> list[Finding]:
     findings = []
     if address and isinstance(errors := card.get("ecc_uncorrected"), int) and errors:
         findings.append(memory_errors(address, errors))
-    if causes := " and ".join(SLOWED[field] for field in card.get("slowed", [])):
+    if causes := " and ".join(THROTTLE_CAUSES[field] for field in card.get("slowed", [])):
         message = f"{label} runs below its clock because of {causes}"
         findings.append(Finding("warning", "amd", message, "check fans, inlet temperature and power"))
     remedy = "run amd-smi by hand; a reset of the card, a reboot or another driver may be needed"

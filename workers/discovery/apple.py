@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster import catalogue
 from cluster.types import Device, Finding
-from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import CardReply
 from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine, tool_output
 from workers.discovery.memory import device_memory
@@ -30,7 +30,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     findings = (
         [Finding("warning", "apple", f"details of the GPU come from sysctl only: {problem}", remedy)] if problem else []
     )
-    gpus = [Answer("the GPU", "system_profiler", _part(profile, "SPDisplaysDataType"))]
+    gpus = [CardReply("the GPU", "system_profiler", _part(profile, "SPDisplaysDataType"))]
     gpu_devices = devices(profile, machine, gpus[0])
     return gpu_devices, findings + (unread("apple", gpus, remedy) if gpu_devices else [])
 
@@ -47,16 +47,16 @@ def _profile(machine: Machine) -> tuple[dict[str, Any], str]:
     return (profile, "") if isinstance(profile, dict) else ({}, "system_profiler printed no list of hardware")
 
 
-def devices(profile: Any, machine: Machine | None = None, gpu: Answer | None = None) -> list[Device]:
+def devices(profile: Any, machine: Machine | None = None, gpu: CardReply | None = None) -> list[Device]:
     """Return one device, or none on a Mac with an Intel CPU, whose GPU torch's MPS no longer supports.
 
     `gpu` is the part of `profile` about the chip's GPU.
     """
-    hardware = Answer("this Mac", "system_profiler", _part(profile, "SPHardwareDataType"))
+    hardware = CardReply("this Mac", "system_profiler", _part(profile, "SPHardwareDataType"))
     chip = hardware.text("chip_type")
     if not chip.startswith("Apple "):
         return []
-    gpu = gpu or Answer("the GPU", "system_profiler", _part(profile, "SPDisplaysDataType"))
+    gpu = gpu or CardReply("the GPU", "system_profiler", _part(profile, "SPDisplaysDataType"))
     row = catalogue.match_device("apple", name=chip)
     kind = row.kind if row else f"apple:{catalogue.model_name(chip.removeprefix('Apple '))}"
     architecture = row.architecture if row else "arm64"

@@ -5,15 +5,15 @@ from typing import Any
 
 from cluster.types import Finding
 
-NOTHING = frozenset({"", "n/a", "none", "null", "unknown", "not supported", "[not supported]"})
+UNKNOWN_TEXTS = frozenset({"", "n/a", "none", "null", "unknown", "not supported", "[not supported]"})
 """Texts by which tools mark an unknown value, in lower case."""
 
 
-class Answer:
+class CardReply:
     """Fields of one card, as `source` reported them. `card` is its name in findings.
 
-    `missing` collects required fields that are absent, `invalid` fields with invalid values and these values. `instead`
-    is the reply itself if it is not a mapping.
+    `missing` collects required fields that are absent, `invalid` fields with invalid values and these values.
+    `unexpected` is the reply itself if it is not a mapping.
     """
 
     def __init__(self, card: str, source: str, fields: Any):
@@ -24,9 +24,9 @@ class Answer:
         self.unexpected = "" if isinstance(fields, Mapping) else "nothing" if fields is None else _short(fields)
 
     @classmethod
-    def of(cls, card: str, source: str, fields: Any) -> "Answer":
+    def of(cls, card: str, source: str, fields: Any) -> "CardReply":
         """Wrap `fields`, unless it is an Answer already."""
-        return fields if isinstance(fields, Answer) else cls(card, source, fields)
+        return fields if isinstance(fields, CardReply) else cls(card, source, fields)
 
     def number(self, name: str, *, needed: bool = False, at_least: int = 0, at_most: int = 1 << 63) -> int | None:
         """Return an integer within the bounds, also from text; else None.
@@ -49,7 +49,7 @@ class Answer:
     def text(self, name: str, otherwise: str = "") -> str:
         """Return a field as text, or `otherwise` if the tool does not know it, which is not reported."""
         value = self._fields.get(name)
-        is_known = isinstance(value, str | int | float) and str(value).strip().lower() not in NOTHING
+        is_known = isinstance(value, str | int | float) and str(value).strip().lower() not in UNKNOWN_TEXTS
         return str(value).strip() if is_known else otherwise
 
     @property
@@ -63,7 +63,7 @@ class Answer:
         return "; ".join([f"{self.source} reported {values}, which {kind}"] * bool(values) + missing)
 
 
-def findings(backend: str, replies: Iterable[Answer], remedy: str) -> list[Finding]:
+def findings(backend: str, replies: Iterable[CardReply], remedy: str) -> list[Finding]:
     """Make one finding per card that has missing or invalid fields."""
     return [
         Finding("warning", backend, f"{reply.card}: {problem}", remedy)

@@ -9,7 +9,7 @@ from workers.discovery.resource_limits import cores, memory
 from workers.interpreter import has
 
 # Flags that decide which dtypes are fast: without avx512_fp16 or AMX, float16 matmul is 180 times slower than bfloat16.
-TOLD_FLAGS = (
+REPORTED_FLAGS = (
     *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
     *("neon", "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm"),
 )
@@ -96,10 +96,10 @@ def _caches(machine: Machine) -> dict[str, Scalar]:
 
 
 def instruction_sets(machine: Machine) -> dict[str, Scalar]:
-    """Return the flags of TOLD_FLAGS that the kernel reports; {} if it reports no flags (macOS)."""
+    """Return the flags of REPORTED_FLAGS that the kernel reports; {} if it reports no flags (macOS)."""
     for line in machine.text("proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
             present = set(value.split())
-            return {flag: flag in present for flag in TOLD_FLAGS if flag in present}
+            return {flag: flag in present for flag in REPORTED_FLAGS if flag in present}
     return {}

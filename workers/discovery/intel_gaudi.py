@@ -4,7 +4,7 @@ from typing import Any
 
 from cluster import catalogue
 from cluster.types import Device, Finding
-from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import CardReply
 from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine, PciDevice, sysfs_address, tool_output
 
@@ -12,7 +12,7 @@ HABANA = 0x1DA3
 FIELDS = ("index", "uuid", "bus_id", "name", "memory.total", "memory.free", "driver_version")
 COMMAND = ["hl-smi", "--query-aip=" + ",".join(FIELDS), "--format=csv,noheader,nounits"]
 MAX_CARDS = 64
-BOARD = len("HL-225")
+MODEL_LENGTH = len("HL-225")
 """Length of the model in a name such as HL-225B; the rest is the form factor."""
 
 
@@ -24,9 +24,9 @@ def find(machine: Machine, first: int) -> tuple[list[Device], list[Finding]]:
     output, problem = tool_output(COMMAND, machine.environ)
     if problem:
         message = f"{len(cards)} Gaudi cards on the PCI bus, but {problem}"
-        replies = [Answer("", "PCI", {"index": i, "bus_id": c.address, **_by_id(c)}) for i, c in enumerate(cards)]
+        replies = [CardReply("", "PCI", {"index": i, "bus_id": c.address, **_by_id(c)}) for i, c in enumerate(cards)]
         return devices(replies, first), [Finding("warning", "intel", message, "install Habana's driver and tools")]
-    replies = answers(output)
+    replies = parse_replies(output)
     return devices(replies, first), unread("intel", replies, "run hl-smi by hand; the driver may have lost the card")
 
 
@@ -39,25 +39,25 @@ def _by_id(card: PciDevice) -> dict[str, Any]:
     }
 
 
-def answers(output: str) -> list[Answer]:
+def parse_replies(output: str) -> list[CardReply]:
     """Parse hl-smi's output, a line of FIELDS per card."""
     replies = []
     for number, line in enumerate(filter(str.strip, output.splitlines())):
         values = [value.strip() for value in line.split(",")]
         fields = dict(zip(FIELDS, values, strict=True)) if len(values) == len(FIELDS) else line
-        replies.append(Answer(f"Gaudi card {number}", "hl-smi", fields))
+        replies.append(CardReply(f"Gaudi card {number}", "hl-smi", fields))
     return replies
 
 
-def devices(replies: list[Answer], first: int) -> list[Device]:
+def devices(replies: list[CardReply], first: int) -> list[Device]:
     """Make devices of the replies, whose memory sizes are in MiB."""
     return [_device(reply, number, first) for number, reply in enumerate(replies)]
 
 
-def _device(reply: Answer, number: int, first: int) -> Device:
+def _device(reply: CardReply, number: int, first: int) -> Device:
     """Make one device. A card with an unreadable line keeps its number."""
     name = reply.text("name", "Gaudi")
-    row = catalogue.match_device("intel", name=name) or catalogue.match_device("intel", name=name[:BOARD])
+    row = catalogue.match_device("intel", name=name) or catalogue.match_device("intel", name=name[:MODEL_LENGTH])
     index = reply.number("index", at_most=MAX_CARDS)
     total_mib, free_mib = reply.number("memory.total"), reply.number("memory.free")
     kind = row.kind if row else f"intel:{name}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.types import Device, Finding
-from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import CardReply
 from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine, sysfs_address, tool_output
 
@@ -34,7 +34,7 @@ def query(machine: Machine) -> tuple[list[dict[str, Any]], list[str]]:
         return [], [problem or f"{TOOL} printed no list of cards"]
     rows, problems = [], []
     for position, card in enumerate(cards):
-        number = Answer(f"card {position}", TOOL, card).number("device_id")
+        number = CardReply(f"card {position}", TOOL, card).number("device_id")
         row, problem = _json([tool, "discovery", "-d", str(position if number is None else number), "-j"], machine)
         if isinstance(row, dict):
             rows.append(row)
@@ -64,7 +64,7 @@ def add(
     devices: Sequence[Device], rows: list[dict[str, Any]], problems: list[str]
 ) -> tuple[list[Device], list[Finding]]:
     """Add `rows` and `problems` from `query` to the devices. A tile gets an equal share of its card's memory."""
-    replies = [Answer(f"the card at {row.get('pci_bdf_address')}", TOOL, row) for row in rows]
+    replies = [CardReply(f"the card at {row.get('pci_bdf_address')}", TOOL, row) for row in rows]
     cards = {sysfs_address(reply.text("pci_bdf_address")): reply for reply in replies}
     detailed = [_with(d, cards[d.pci_address]) if d.pci_address in cards else d for d in devices]
     remedy = f"run {TOOL} by hand; its service or Level Zero may be missing"
@@ -74,7 +74,7 @@ def add(
     return detailed, findings + unread("intel", replies, remedy)
 
 
-def _with(device: Device, reply: Answer) -> Device:
+def _with(device: Device, reply: CardReply) -> Device:
     tiles = int(device.properties.get("tiles") or 1)
     total, free = (reply.number(f"memory_{which}_size_byte") for which in ("physical", "free"))
     return replace(

@@ -44,7 +44,7 @@ class Machine:
 
     def glob(self, pattern: str) -> list[str]:
         """Names below the root that match, in natural order: `card10` after `card9`."""
-        return sorted((str(p.relative_to(self.root)) for p in self.root.glob(pattern)), key=natural)
+        return sorted((str(p.relative_to(self.root)) for p in self.root.glob(pattern)), key=natural_key)
 
     def pci(self, *vendors: int) -> "list[PciDevice]":
         """PCI functions of these vendors, in bus order."""
@@ -109,7 +109,7 @@ def sysfs_address(text: str) -> str:
     return f"{domain:04x}:{parts[-2]}:{parts[-1]}"
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_key(name: str) -> list[tuple[int, str]]:
     """Sort key that compares numbers inside a name by value."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 

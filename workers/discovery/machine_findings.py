@@ -50,8 +50,10 @@ def _groups(machine: Machine) -> list[Finding]:
     groups = cgroup.find(machine.environ, machine.root)
     if groups.root is not None or not machine.text("proc/self/cgroup"):
         return []
-    message = f"attempts here cannot be limited, measured or killed as a control group each: {groups.unavailable_reason}"
-    return [Finding("info", "control groups", message, cgroup.SERVICE)]
+    message = (
+        f"attempts here cannot be limited, measured or killed as a control group each: {groups.unavailable_reason}"
+    )
+    return [Finding("info", "control groups", message, cgroup.DELEGATE_REMEDY)]
 
 
 def _xids(machine: Machine, devices: Sequence[Device]) -> list[Finding]:

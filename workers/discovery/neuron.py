@@ -12,7 +12,7 @@ from typing import Any
 from cluster import catalogue
 from cluster.catalogue import DeviceModel
 from cluster.types import Device, Finding
-from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import CardReply
 from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import BRIDGE, DISPLAY, NETWORK, STORAGE, Machine, PciDevice, sysfs_address, tool_output
 
@@ -47,7 +47,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
             )
         )
         listed = [{"bdf": chip.address} for chip, _ in chips]
-    replies = [_answer(number, fields) for number, fields in enumerate(listed)]
+    replies = [_card_reply(number, fields) for number, fields in enumerate(listed)]
     cores = devices(replies, _generation(chips), machine)
     visible = machine.visible("NEURON_RT_VISIBLE_CORES")
     remedy = "run neuron-ls by hand; update aws-neuronx-tools, or reboot if a chip does not answer"
@@ -89,8 +89,8 @@ def _generation(chips: list[tuple[PciDevice, DeviceModel | None]]) -> str:
     return model.model if model else f"{chip.device:#06x}"
 
 
-def _answer(number: int, fields: Any) -> Answer:
-    return Answer.of(f"Neuron chip {number}", "neuron-ls", fields)
+def _card_reply(number: int, fields: Any) -> CardReply:
+    return CardReply.of(f"Neuron chip {number}", "neuron-ls", fields)
 
 
 def devices(rows: Sequence[Any], generation: str, machine: Machine) -> list[Device]:
@@ -101,11 +101,11 @@ def devices(rows: Sequence[Any], generation: str, machine: Machine) -> list[Devi
     model = catalogue.model(f"neuron:{generation}")
     cores: list[Device] = []
     for number, fields in enumerate(rows):
-        cores += _cores(_answer(number, fields), generation, model, len(cores), machine)
+        cores += _cores(_card_reply(number, fields), generation, model, len(cores), machine)
     return cores
 
 
-def _cores(reply: Answer, generation: str, model: DeviceModel | None, first: int, machine: Machine) -> list[Device]:
+def _cores(reply: CardReply, generation: str, model: DeviceModel | None, first: int, machine: Machine) -> list[Device]:
     address = sysfs_address(reply.text("bdf"))
     reported_cores = reply.number("nc_count", at_least=1, at_most=MAX_CORES)
     count = reported_cores or (model and model.cores_per_card) or 1

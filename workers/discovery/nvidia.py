@@ -29,9 +29,9 @@ NO_NAMES = frozenset({"", "Graphics-Device", "Device"})
 """Remainders of the generic names that a driver gives to cards newer than itself."""
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons for throttling by heat or power. Source: nvml.h.
-SLOWED = {0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "the power supply"}
+THROTTLE_CAUSES = {0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "the power supply"}
 # Factor in a slice's index, 100 * (card + 1) + slice, which keeps it distinct from the indices of cards.
-SLICES_FROM = 100
+SLICE_INDEX_FACTOR = 100
 
 
 def present(machine: Machine) -> bool:
@@ -52,7 +52,7 @@ def query_nvml() -> dict[str, Any]:
     """Return NVML's replies; see `nvidia_nvml.ask`."""
     import pynvml
 
-    return nvml.ask(pynvml)
+    return nvml.query(pynvml)
 
 
 def devices(
@@ -82,8 +82,8 @@ def _failed(card: dict[str, Any], unified: bool) -> dict[str, dict[str, tuple[in
         for name, error in card.get("failed", {}).items()
         if not (unified and name == nvml.MEMORY and error[0] == nvml.NOT_SUPPORTED)
     }
-    parts = {f"{_who(card)}, slice {n}": part.get("failed", {}) for n, part in enumerate(card.get("slices", []))}
-    return {_who(card): of_card, **parts}
+    parts = {f"{_card_label(card)}, slice {n}": part.get("failed", {}) for n, part in enumerate(card.get("slices", []))}
+    return {_card_label(card): of_card, **parts}
 
 
 def _of_card(card: dict[str, Any], reply: dict[str, Any], machine: Machine | None, by_uuid: bool) -> list[Device]:
@@ -93,7 +93,7 @@ def _of_card(card: dict[str, Any], reply: dict[str, Any], machine: Machine | Non
     return [_slice(card, number, part, card_device) for number, part in enumerate(slices)] or [card_device]
 
 
-def _who(card: dict[str, Any]) -> str:
+def _card_label(card: dict[str, Any]) -> str:
     return f"GPU {card['index']}" + (f" ({card['name']})" if card.get("name") else "")
 
 
@@ -155,7 +155,7 @@ def _slice(card: dict[str, Any], number: int, part: dict[str, Any], card_device:
     return replace(
         card_device,
         kind=f"{card_device.kind}-MIG-{catalogue.model_name(profile) if profile else 'unknown'}",
-        index=SLICES_FROM * (card["index"] + 1) + number,
+        index=SLICE_INDEX_FACTOR * (card["index"] + 1) + number,
         name=part["name"] or f"{card_device.name} MIG",
         uuid=part["uuid"],
         total_memory_bytes=part.get("total_bytes"),
@@ -167,7 +167,7 @@ def _slice(card: dict[str, Any], number: int, part: dict[str, Any], card_device:
 
 def _health(card: dict[str, Any]) -> list[Finding]:
     """Report uncorrectable memory errors, exhausted spare rows, and throttled clocks."""
-    label, findings = _who(card), []
+    label, findings = _card_label(card), []
     if card.get("ecc_uncorrected"):
         message = f"{label} has had {card['ecc_uncorrected']} memory errors since boot that ECC could not correct"
         findings.append(
@@ -175,7 +175,7 @@ def _health(card: dict[str, Any]) -> list[Finding]:
         )
     if card.get("row_remap_failed"):
         findings.append(Finding("error", "nvidia", f"{label} has no spare memory rows left", "have the card replaced"))
-    causes = [cause for bit, cause in SLOWED.items() if (card.get("slowed") or 0) & bit]
+    causes = [cause for bit, cause in THROTTLE_CAUSES.items() if (card.get("slowed") or 0) & bit]
     if causes:
         message = f"{label} runs below its clock because of {' and '.join(causes)}"
         findings.append(Finding("warning", "nvidia", message, "check fans, inlet temperature and power"))

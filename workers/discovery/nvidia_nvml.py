@@ -16,7 +16,7 @@ COUNT = "nvmlDeviceGetCount"
 HANDLE = "nvmlDeviceGetHandleByIndex"
 SLICES = "nvmlDeviceGetMaxMigDeviceCount"
 
-ANSWERS = {
+CALL_RESULTS = {
     "nvmlSystemGetDriverVersion": "the driver's version",
     "nvmlSystemGetCudaDriverVersion_v2": "the CUDA version of the driver",
     COUNT: "the number of cards",
@@ -40,7 +40,7 @@ OPTIONAL = frozenset({
     "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetCurrentClocksThrottleReasons",
 })  # fmt: skip
 """Calls that many healthy cards do not support."""
-NOT_SO = frozenset({NOT_SUPPORTED, 6, 22})
+MISSING_FEATURE_CODES = frozenset({NOT_SUPPORTED, 6, 22})
 """Errors that mean the card lacks the feature: not supported, not found, no ECC in a virtual GPU."""
 
 REMEDIES = {
@@ -60,7 +60,7 @@ REMEDIES = {
     26: "install the nvidia-ml-py of the driver's release",
     28: "reboot the machine; if the card stays away, have its seat and power checked",
 }
-OTHERWISE = "run nvidia-smi by hand; a reset of the card, a reboot or another driver may be needed"
+DEFAULT_REMEDY = "run nvidia-smi by hand; a reset of the card, a reboot or another driver may be needed"
 
 
 class Calls:
@@ -90,7 +90,7 @@ class Calls:
         return None
 
 
-def ask(nvml: Any) -> dict[str, Any]:
+def query(nvml: Any) -> dict[str, Any]:
     """Return {"driver", "cuda", "cards": […], "failed": {call: (code, message)}}, or {"error", "code"} if NVML fails.
 
     Each card and each MIG slice has its own `failed`; values of failed calls are None. A card without a handle has only
@@ -102,8 +102,8 @@ def ask(nvml: Any) -> dict[str, Any]:
         code, message = system.failed["nvmlInit"]
         return {"error": f"nvmlInit failed: {message}", "code": code}
     count = system(COUNT)
-    indices = range(_reachable(nvml) if count is None else count)
-    cards = [_ask_card(nvml, index) for index in indices]
+    indices = range(_count_handles(nvml) if count is None else count)
+    cards = [_query_card(nvml, index) for index in indices]
     driver, cuda = system("nvmlSystemGetDriverVersion"), _cuda_version(system)
     return {
         "driver": driver or "",
@@ -113,7 +113,7 @@ def ask(nvml: Any) -> dict[str, Any]:
     }
 
 
-def _reachable(nvml: Any) -> int:
+def _count_handles(nvml: Any) -> int:
     """Count cards by requesting handles until one fails, for an NVML that does not report their number."""
     handles, index = Calls(nvml), 0
     while index < MAX_CARDS and handles(HANDLE, index) is not None:
@@ -131,7 +131,7 @@ def _cuda_version(system: Calls) -> int | None:
     return version
 
 
-def _ask_card(nvml: Any, index: int) -> dict[str, Any]:
+def _query_card(nvml: Any, index: int) -> dict[str, Any]:
     handles = Calls(nvml)
     handle = handles(HANDLE, index)
     if HANDLE in handles.failed:
@@ -150,7 +150,7 @@ def _ask_card(nvml: Any, index: int) -> dict[str, Any]:
         "pci_device": combined_id >> 16 if combined_id else None,
         "capability": call("nvmlDeviceGetCudaComputeCapability"),
         "mig": bool(mig and mig[0]),
-        "slices": _ask_slices(nvml, handle, call) if mig and mig[0] else [],
+        "slices": _query_slices(nvml, handle, call) if mig and mig[0] else [],
         "ecc_uncorrected": call("nvmlDeviceGetTotalEccErrors", uncorrected, since_boot),
         "row_remap_failed": bool(remapped and remapped[3]),
         "slowed": call("nvmlDeviceGetCurrentClocksThrottleReasons"),
@@ -169,13 +169,13 @@ def _identity(call: Calls) -> dict[str, Any]:
     }
 
 
-def _ask_slices(nvml: Any, handle: Any, card: Calls) -> list[dict[str, Any]]:
+def _query_slices(nvml: Any, handle: Any, card: Calls) -> list[dict[str, Any]]:
     """Query the slices of a card with MIG on. NVML finds nothing for the number of a slice that was not created."""
     slices = []
     for number in range(card(SLICES) or 0):
         handles = Calls(nvml, handle)
         part = handles("nvmlDeviceGetMigDeviceHandleByIndex", number)
-        card.failed |= {name: error for name, error in handles.failed.items() if error[0] not in NOT_SO}
+        card.failed |= {name: error for name, error in handles.failed.items() if error[0] not in MISSING_FEATURE_CODES}
         if part is not None:
             call = Calls(nvml, part)
             slices.append({**_identity(call), "failed": call.failed})
@@ -183,7 +183,7 @@ def _ask_slices(nvml: Any, handle: Any, card: Calls) -> list[dict[str, Any]]:
 
 
 def remedy(code: int) -> str:
-    return REMEDIES.get(code, OTHERWISE)
+    return REMEDIES.get(code, DEFAULT_REMEDY)
 
 
 def unusable_reason(failed: dict[str, tuple[int, str]]) -> str:
@@ -207,7 +207,7 @@ def findings(failed: dict[str, dict[str, tuple[int, str]]]) -> list[Finding]:
     cards_by_failure: dict[tuple[str, int, str], list[str]] = {}
     for label, calls in failed.items():
         for name, (code, message) in calls.items():
-            if not (code in NOT_SO and name in OPTIONAL):
+            if not (code in MISSING_FEATURE_CODES and name in OPTIONAL):
                 cards_by_failure.setdefault((name, code, message), []).append(label)
     return [_finding(", ".join(label), *call) for call, label in cards_by_failure.items()]
 
@@ -216,7 +216,7 @@ def _finding(label: str, name: str, code: int, message: str) -> Finding:
     problem = f"{name} failed: {message}"
     if _ends_use(name, code):
         return Finding("error", "nvidia", f"{label} cannot be used: {problem}", remedy(code))
-    level = "info" if name in OPTIONAL or name not in ANSWERS else "warning"
+    level = "info" if name in OPTIONAL or name not in CALL_RESULTS else "warning"
     return Finding(
-        level, "nvidia", f"{label}: NVML did not report {ANSWERS.get(name, 'all data')}: {problem}", remedy(code)
+        level, "nvidia", f"{label}: NVML did not report {CALL_RESULTS.get(name, 'all data')}: {problem}", remedy(code)
     )

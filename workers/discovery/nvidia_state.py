@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from workers.discovery.nvidia import SLOWED
+from workers.discovery.nvidia import THROTTLE_CAUSES
 from workers.discovery.nvidia_nvml import Calls
 
 MISSING = "nvidia-ml-py is not installed in this environment"
@@ -87,6 +87,6 @@ def read_card(nvml: Any, card: Any) -> dict[str, Any]:
         "memory_mhz": call("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
         "temperature_c": call("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         "power_w": power_mw and power_mw / 1e3,
-        "slowed_by": [cause for bit, cause in SLOWED.items() if slowed and slowed & bit],
+        "slowed_by": [cause for bit, cause in THROTTLE_CAUSES.items() if slowed and slowed & bit],
         "pids": [process.pid for process in call("nvmlDeviceGetComputeRunningProcesses") or []],
     }

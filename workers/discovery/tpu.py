@@ -31,7 +31,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         return [], [Finding("error", "tpu", f"{len(chips)} TPU chips on the PCI bus, but no /dev/accel* or /dev/vfio/*",
                             "give this container access to the TPU's device files")]  # fmt: skip
     vm = tpu_vm.facts(machine.environ)
-    matched = _placed(machine, chips, files)
+    matched = _match_files(machine, chips, files)
     visible = machine.visible("TPU_VISIBLE_CHIPS")
     devices = [
         _device(chip, model, file, i, vm)
@@ -60,7 +60,7 @@ def _chips(machine: Machine) -> list[tuple[PciDevice, DeviceModel | None]]:
     ]
 
 
-def _placed(
+def _match_files(
     machine: Machine, chips: list[tuple[PciDevice, DeviceModel | None]], files: list[str]
 ) -> list[tuple[PciDevice, DeviceModel | None, str]]:
     """Match chips to device files, in the order of the files; those that the kernel does not match, in sequence."""

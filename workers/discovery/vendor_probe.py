@@ -17,12 +17,12 @@ from cluster.types import Device, Finding
 from workers.discovery.machine import TOOL_TIMEOUT_S, Machine, tool_output
 from workers.interpreter import interpreter
 
-Found = tuple[list[Device], list[Finding]]
+ProbeResult = tuple[list[Device], list[Finding]]
 # Longer than the time-out of a tool in the child, so that the tool's time-out is reported, not the child's.
 CHILD_TIMEOUT_S = TOOL_TIMEOUT_S + 2
 
 
-def probe(names: Iterable[str], machine: Machine, timeout_s: float = CHILD_TIMEOUT_S) -> list[Found]:
+def probe(names: Iterable[str], machine: Machine, timeout_s: float = CHILD_TIMEOUT_S) -> list[ProbeResult]:
     """Probe vendors in parallel child processes. Returns the results in the order of `names`."""
     vendors = list(names)
     if not vendors:
@@ -31,7 +31,7 @@ def probe(names: Iterable[str], machine: Machine, timeout_s: float = CHILD_TIMEO
         return list(pool.map(lambda name: _in_child(name, machine, timeout_s), vendors))
 
 
-def _in_child(name: str, machine: Machine, timeout_s: float) -> Found:
+def _in_child(name: str, machine: Machine, timeout_s: float) -> ProbeResult:
     package_root, user_path = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
     search = package_root if name in builtin_vendors() or not user_path else os.pathsep.join([package_root, user_path])
     environment = {**machine.environ, "PYTHONPATH": search}
@@ -73,14 +73,14 @@ class _Nothing:
         return False
 
     @staticmethod
-    def find(machine: Machine) -> Found:
+    def find(machine: Machine) -> ProbeResult:
         return [], []
 
 
-def probe_vendor(name: str, machine: Machine) -> Found:
+def probe_vendor(name: str, machine: Machine) -> ProbeResult:
     """Call a vendor's `find`. Its errors become a finding, because vendors' tools may print anything."""
     try:
-        result: Found = vendor_file(name).find(machine)
+        result: ProbeResult = vendor_file(name).find(machine)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
         return [], [probe_failure(name, f"{type(e).__name__}: {e}")]
     return result

@@ -31,7 +31,7 @@ class TorchBuild:
 def versions() -> dict[str, str]:
     """Versions of Python, Polyfleet and installed DISTRIBUTIONS in the ranks' environment; Ray's is the node's."""
     if not interpreter.is_own():
-        interpreter_facts = interpreter.told()
+        interpreter_facts = interpreter.describe()
         return {
             "python": interpreter_facts.python or "?",
             "polyfleet": VERSION,
@@ -56,7 +56,7 @@ def torch_build() -> TorchBuild | None:
         spec = find_spec("torch")
         file = spec.origin if spec else None
     else:
-        file = interpreter.told().torch
+        file = interpreter.describe().torch
     if not file:
         return None
     text = (Path(file).parent / "version.py").read_text()
@@ -77,14 +77,14 @@ def mismatches(devices: Sequence[Device], installed: dict[str, str], build: Torc
     findings = [
         _wrong_build(b, kinds[b], torch if row.torch_build else f"this environment has no {' or '.join(row.packages)}")
         for b, row in rows.items()
-        if not _fits(row, build, installed)
+        if not _suits_vendor(row, build, installed)
     ]
     return findings + [
         f for name in ("torch-xla", "intel-extension-for-pytorch") if (f := _wrong_pair(name, installed))
     ]
 
 
-def _fits(row: Vendor, build: TorchBuild, installed: dict[str, str]) -> bool:
+def _suits_vendor(row: Vendor, build: TorchBuild, installed: dict[str, str]) -> bool:
     """Return whether torch suits a vendor. One that needs neither a toolkit nor a package fits every torch."""
     if row.torch_build and getattr(build, row.torch_build, ""):
         return True

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "polyfleet.kernels"
 NO_IMPLEMENTATION = {"__init__", "__main__", "base", "kernel_choice", "operators", "resources", "tuner"}
-OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NO_IMPLEMENTATION))
-LOADING_FAILS = (ImportError, OSError, RuntimeError, AttributeError, SyntaxError, TypeError, ValueError)
+BUILTIN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NO_IMPLEMENTATION))
+LOAD_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, SyntaxError, TypeError, ValueError)
 """Exceptions that a broken file of another distribution may raise."""
 
 
 @cache
-def _outside() -> dict[str, EntryPoint]:
+def _plugins() -> dict[str, EntryPoint]:
     """Implementations of other distributions. They cannot replace a built-in one of the same name."""
-    return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in OWN}
+    return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in BUILTIN}
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all implementations, here or in other distributions, whether usable or not."""
-    return (*OWN, *sorted(_outside()))
+    return (*BUILTIN, *sorted(_plugins()))
 
 
-def canonical(name: str) -> str:
+def resolve_name(name: str) -> str:
     """Return the canonical form of a name in any case. Raises UserError, which names the nearest."""
     canonical_name = str(name).lower()
     if canonical_name not in names():
@@ -47,14 +47,14 @@ def load(name: str) -> "type[KernelBackend]":
 
     Raises UserError for an unknown name, KernelsUnavailable if the implementation's file or libraries do not load.
     """
-    canonical_name = canonical(name)
+    canonical_name = resolve_name(name)
     try:
         cls: type[KernelBackend] = (
-            _outside()[canonical_name].load()
-            if canonical_name in _outside()
+            _plugins()[canonical_name].load()
+            if canonical_name in _plugins()
             else import_module(f"workers.kernels.{canonical_name}").Kernels
         )
-    except LOADING_FAILS as e:
+    except LOAD_ERRORS as e:
         raise KernelsUnavailable(canonical_name, f"its file does not load: {type(e).__name__}: {e}") from e
     return cls
 
@@ -66,7 +66,7 @@ def create(name: str, device: Any = None, **options: Any) -> "KernelBackend":
     """
     cls = load(name)
     if reason := cls.unavailable_reason():
-        raise KernelsUnavailable(canonical(name), reason)
+        raise KernelsUnavailable(resolve_name(name), reason)
     return cls(device, **options)
 
 

@@ -15,16 +15,16 @@ from torch import Tensor
 from workers import native
 from workers.errors import NativeUnavailable
 from workers.kernels.parts import cpu_proofs
-from workers.kernels.parts.cpu_direct import Direct
+from workers.kernels.parts.cpu_direct import FastPath
 from workers.kernels.parts.cpu_library import DTYPES, MASK_DTYPES, Compiled, compiled, flags
 from workers.libraries.library import EffectCheck
-from workers.native.compiler import compiler_here, cpu_features
+from workers.native.compiler import cpu_features, find_compiler
 
 FEATURES = ("sse2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "asimd", "asimdhp", "sve")
 """CPU features that change the code which the compiler generates from these sources."""
 
 
-class Kernels(Direct):
+class Kernels(FastPath):
     """Kernels in C++. `use_simd` False builds the same sources without vector instructions; `use_parallel` False runs
     every call on the caller's thread. `prove` checks that both options took effect.
 
@@ -47,7 +47,7 @@ class Kernels(Direct):
     def device_info(self) -> dict[str, Any]:
         """Describe the CPU and the build. `lanes`: float32 values per vector."""
         try:
-            compiler = compiler_here()
+            compiler = find_compiler()
             command, version = " ".join(compiler.command), compiler.version.splitlines()[0]
         except (NativeUnavailable, IndexError):
             command, version = "", ""
@@ -102,17 +102,22 @@ class Kernels(Direct):
     ) -> None:
         batch, rows, columns = out_BMN.shape
         sizes = batch, rows, depth, columns
-        arrays = _at(a), _at(b), _at(out_BMN)
+        arrays = _address(a), _address(b), _address(out_BMN)
         self._library.matmul(DTYPES[out_BMN.dtype], *arrays, *sizes, a_transposed, b_transposed, scale, self._threads())
 
     def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
         self._library.matmul_vec(
-            DTYPES[out_BM.dtype], _at(a_BMK), _at(x_BK), _at(out_BM), *a_BMK.shape, self._threads()
+            DTYPES[out_BM.dtype], _address(a_BMK), _address(x_BK), _address(out_BM), *a_BMK.shape, self._threads()
         )
 
     def _weighted_sum_rows(self, weights_BT: Tensor, rows_BTD: Tensor, out_BD: Tensor) -> None:
         self._library.weighted_sum_rows(
-            DTYPES[out_BD.dtype], _at(weights_BT), _at(rows_BTD), _at(out_BD), *rows_BTD.shape, self._threads()
+            DTYPES[out_BD.dtype],
+            _address(weights_BT),
+            _address(rows_BTD),
+            _address(out_BD),
+            *rows_BTD.shape,
+            self._threads(),
         )
 
     # Rows
@@ -127,30 +132,30 @@ class Kernels(Direct):
         round_before_weight: bool,
     ) -> None:
         dtypes = DTYPES[x_RC.dtype], _dtype(weight_C, x_RC)
-        arrays = _at(x_RC), _at(weight_C), _at(out_RC)
+        arrays = _address(x_RC), _address(weight_C), _address(out_RC)
         self._library.rmsnorm(*dtypes, *arrays, *_size(x_RC), eps, offset, round_before_weight, self._threads())
 
     def _layernorm(
         self, x_RC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, out_RC: Tensor, eps: float
     ) -> None:
-        weight_C, bias_C = _alike(weight_C, bias_C)
+        weight_C, bias_C = _same_dtype(weight_C, bias_C)
         dtypes = DTYPES[x_RC.dtype], _dtype(bias_C if weight_C is None else weight_C, x_RC)
-        arrays = _at(x_RC), _at(weight_C), _at(bias_C), _at(out_RC)
+        arrays = _address(x_RC), _address(weight_C), _address(bias_C), _address(out_RC)
         self._library.layernorm(*dtypes, *arrays, *_size(x_RC), eps, self._threads())
 
     def _softmax(self, x_RC: Tensor, out_RC: Tensor) -> None:
-        self._library.softmax(DTYPES[x_RC.dtype], _at(x_RC), _at(out_RC), *_size(x_RC), self._threads())
+        self._library.softmax(DTYPES[x_RC.dtype], _address(x_RC), _address(out_RC), *_size(x_RC), self._threads())
 
     def _silu(self, x_RC: Tensor, out_RC: Tensor) -> None:
-        self._library.silu(DTYPES[x_RC.dtype], _at(x_RC), _at(out_RC), x_RC.numel(), self._threads())
+        self._library.silu(DTYPES[x_RC.dtype], _address(x_RC), _address(out_RC), x_RC.numel(), self._threads())
 
     def _swiglu(self, gate_RC: Tensor, up_RC: Tensor, out_RC: Tensor) -> None:
-        arrays = _at(gate_RC), _at(up_RC), _at(out_RC)
+        arrays = _address(gate_RC), _address(up_RC), _address(out_RC)
         self._library.swiglu(DTYPES[gate_RC.dtype], *arrays, gate_RC.numel(), self._threads())
 
     def _rope(self, x_BTD: Tensor, cos_SP: Tensor, sin_SP: Tensor, out_BTD: Tensor, position: int, pairs: bool) -> None:
         dtypes = DTYPES[x_BTD.dtype], DTYPES[cos_SP.dtype]
-        arrays = _at(x_BTD), _at(cos_SP), _at(sin_SP), _at(out_BTD)
+        arrays = _address(x_BTD), _address(cos_SP), _address(sin_SP), _address(out_BTD)
         self._library.rope(*dtypes, *arrays, *x_BTD.shape, cos_SP.shape[1], position, pairs, self._threads())
 
     # Attention
@@ -178,7 +183,15 @@ class Kernels(Direct):
         batch, heads, tokens, width = q_BHTD.shape
         groups, key_tokens, value_width = v_BGSE.shape[1:]
         self._library.attention(
-            *(DTYPES[q_BHTD.dtype], _at(q_BHTD), _at(k_BGSD), _at(v_BGSE), _at(mask_BHTS), _at(out_BHTE), _at(lse_BHT)),
+            *(
+                DTYPES[q_BHTD.dtype],
+                _address(q_BHTD),
+                _address(k_BGSD),
+                _address(v_BGSE),
+                _address(mask_BHTS),
+                _address(out_BHTE),
+                _address(lse_BHT),
+            ),
             *(batch, heads, groups, tokens, key_tokens, width, value_width),
             *(-1 if mask_BHTS is None else MASK_DTYPES[mask_BHTS.dtype], *_steps(mask_BHTS)),
             *(scale, causal, self._threads()),
@@ -192,7 +205,7 @@ class Kernels(Direct):
         dx = torch.empty_like(x_RC)
         dw = None if weight_C is None else torch.empty(x_RC.shape[1])
         dtypes = DTYPES[x_RC.dtype], _dtype(weight_C, x_RC)
-        arrays = _at(g_RC), _at(x_RC), _at(weight_C), _at(dx), _at(dw)
+        arrays = _address(g_RC), _address(x_RC), _address(weight_C), _address(dx), _address(dw)
         self._library.rmsnorm_backward(*dtypes, *arrays, *x_RC.shape, eps, offset, self._threads())
         return dx, dw
 
@@ -201,29 +214,31 @@ class Kernels(Direct):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dx, sums = torch.empty_like(x_RC), torch.empty(2, x_RC.shape[1])
         dtypes = DTYPES[x_RC.dtype], _dtype(weight_C, x_RC)
-        arrays = _at(g_RC), _at(x_RC), _at(weight_C), _at(dx), _at(sums)
+        arrays = _address(g_RC), _address(x_RC), _address(weight_C), _address(dx), _address(sums)
         self._library.layernorm_backward(*dtypes, *arrays, with_bias, *x_RC.shape, eps, self._threads())
         return dx, None if weight_C is None else sums[0], sums[1] if with_bias else None
 
     def _softmax_backward(self, g_RC: Tensor, y_RC: Tensor) -> Tensor:
         dx = torch.empty_like(y_RC)
-        arrays = _at(g_RC), _at(y_RC), _at(dx)
+        arrays = _address(g_RC), _address(y_RC), _address(dx)
         self._library.softmax_backward(DTYPES[y_RC.dtype], *arrays, *y_RC.shape, self._threads())
         return dx
 
     def _silu_backward(self, g_RC: Tensor, x_RC: Tensor) -> Tensor:
         dx = torch.empty_like(x_RC)
-        self._library.silu_backward(DTYPES[x_RC.dtype], _at(g_RC), _at(x_RC), _at(dx), x_RC.numel(), self._threads())
+        self._library.silu_backward(
+            DTYPES[x_RC.dtype], _address(g_RC), _address(x_RC), _address(dx), x_RC.numel(), self._threads()
+        )
         return dx
 
     def _swiglu_backward(self, g_RC: Tensor, gate_RC: Tensor, up_RC: Tensor) -> tuple[Tensor, Tensor]:
         grads = torch.empty_like(gate_RC), torch.empty_like(up_RC)
-        arrays = _at(g_RC), _at(gate_RC), _at(up_RC), _at(grads[0]), _at(grads[1])
+        arrays = _address(g_RC), _address(gate_RC), _address(up_RC), _address(grads[0]), _address(grads[1])
         self._library.swiglu_backward(DTYPES[gate_RC.dtype], *arrays, gate_RC.numel(), self._threads())
         return grads
 
 
-def _at(tensor: Tensor | None) -> int | None:
+def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -236,7 +251,7 @@ def _dtype(vector: Tensor | None, like: Tensor) -> int:
     return DTYPES[(like if vector is None else vector).dtype]
 
 
-def _alike(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _same_dtype(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Convert both to float32 if their dtypes differ, since the kernel takes one dtype for both."""
     if weight is None or bias is None or weight.dtype == bias.dtype:
         return weight, bias

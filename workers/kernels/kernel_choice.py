@@ -31,13 +31,13 @@ def init_kernels(
     NotEnoughMemory if the device has less than `bytes_needed` free, and UserError, before anything is tried, for an
     unknown name, also among the fallbacks.
     """
-    chosen, others = _checked(name), _others(fallback)
+    chosen, others = _check_name(name), _parse_fallbacks(fallback)
     try:
-        kernels = _made(chosen, device, options)
+        kernels = _create(chosen, device, options)
     except KernelsUnavailable as e:
         if not others:
             raise
-        kernels = _instead(e, others, device, options)
+        kernels = _create_fallback(e, others, device, options)
     if bytes_needed is not None:
         _require_memory(kernels, bytes_needed)
     return kernels
@@ -52,7 +52,7 @@ def get_kernels_info(name: str) -> dict[str, Any]:
     """Describe kernels as plain data: name, available, reason (why not available, or ""), interpreted, dtypes,
     gradients (operations whose backward they implement), flushes_subnormals, and the fields of `device_info`.
     """
-    canonical_name = registry.canonical(name)
+    canonical_name = registry.resolve_name(name)
     reason = registry.unavailable_reason(canonical_name)
     if reason:
         return {"name": canonical_name, "available": False, "reason": reason}
@@ -73,22 +73,22 @@ def get_kernels_info(name: str) -> dict[str, Any]:
     }
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if str(name).lower() == AUTO:
         return AUTO
     if str(name).lower() not in registry.names():
         raise UserError(f"unknown kernels {name!r}", nearest(str(name), (AUTO, *registry.names())))
-    return registry.canonical(name)
+    return registry.resolve_name(name)
 
 
-def _others(fallback: Sequence[str] | str | None) -> tuple[str, ...]:
+def _parse_fallbacks(fallback: Sequence[str] | str | None) -> tuple[str, ...]:
     if fallback is None:
         return ()
     names = fallback.split(",") if isinstance(fallback, str) else fallback
-    return tuple(_checked(name.strip()) for name in names)
+    return tuple(_check_name(name.strip()) for name in names)
 
 
-def _made(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
+def _create(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
     if name == AUTO:
         from workers.kernels.parts.fastest import Fastest
 
@@ -96,13 +96,13 @@ def _made(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
     return registry.create(name, device, **options)
 
 
-def _instead(
+def _create_fallback(
     refused: KernelsUnavailable, others: Sequence[str], device: Any, options: dict[str, Any]
 ) -> "KernelBackend":
     reasons = [f"{refused.kernels}: {refused.reason}"]
     for name in others:
         try:
-            kernels = _made(name, device, {})
+            kernels = _create(name, device, {})
         except KernelsUnavailable as e:
             reasons.append(f"{e.kernels}: {e.reason}")
             continue

@@ -28,16 +28,16 @@ class Kernels(KernelBackend):
 
     @QUIET
     def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
-        a, b = _wide(a_BMK), _wide(b_BKN)
+        a, b = _to_float64(a_BMK), _to_float64(b_BKN)
         _fill(out_BMN, (a.swapaxes(1, 2) if a_transposed else a) @ (b.swapaxes(1, 2) if b_transposed else b))
 
     @QUIET
     def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
-        _fill(out_BM, (_wide(a_BMK) @ _wide(x_BK)[..., None])[..., 0])
+        _fill(out_BM, (_to_float64(a_BMK) @ _to_float64(x_BK)[..., None])[..., 0])
 
     @QUIET
     def _weighted_sum_rows(self, weights_BT: Tensor, rows_BTD: Tensor, out_BD: Tensor) -> None:
-        _fill(out_BD, (_wide(weights_BT)[:, None] @ _wide(rows_BTD))[:, 0])
+        _fill(out_BD, (_to_float64(weights_BT)[:, None] @ _to_float64(rows_BTD))[:, 0])
 
     @QUIET
     def _rmsnorm(
@@ -49,41 +49,41 @@ class Kernels(KernelBackend):
         offset: float,
         round_before_weight: bool,
     ) -> None:
-        x = _wide(x_RC)
+        x = _to_float64(x_RC)
         normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         if round_before_weight:
-            normed = _wide(torch.from_numpy(normed).to(x_RC.dtype))
-        _fill(out_RC, normed if weight_C is None else normed * (offset + _wide(weight_C)))
+            normed = _to_float64(torch.from_numpy(normed).to(x_RC.dtype))
+        _fill(out_RC, normed if weight_C is None else normed * (offset + _to_float64(weight_C)))
 
     @QUIET
     def _layernorm(
         self, x_RC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, out_RC: Tensor, eps: float
     ) -> None:
-        x = _wide(x_RC)
+        x = _to_float64(x_RC)
         normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
-        normed = normed if weight_C is None else normed * _wide(weight_C)
-        _fill(out_RC, normed if bias_C is None else normed + _wide(bias_C))
+        normed = normed if weight_C is None else normed * _to_float64(weight_C)
+        _fill(out_RC, normed if bias_C is None else normed + _to_float64(bias_C))
 
     @QUIET
     def _softmax(self, x_RC: Tensor, out_RC: Tensor) -> None:
-        x = _wide(x_RC)
+        x = _to_float64(x_RC)
         shares = np.exp(x - x.max(-1, keepdims=True))
         _fill(out_RC, shares / shares.sum(-1, keepdims=True))
 
     @QUIET
     def _silu(self, x_RC: Tensor, out_RC: Tensor) -> None:
-        _fill(out_RC, _silu(_wide(x_RC)))
+        _fill(out_RC, _silu(_to_float64(x_RC)))
 
     @QUIET
     def _swiglu(self, gate_RC: Tensor, up_RC: Tensor, out_RC: Tensor) -> None:
-        _fill(out_RC, _silu(_wide(gate_RC)) * _wide(up_RC))
+        _fill(out_RC, _silu(_to_float64(gate_RC)) * _to_float64(up_RC))
 
     @QUIET
     def _rope(self, x_BTD: Tensor, cos_SP: Tensor, sin_SP: Tensor, out_BTD: Tensor, position: int, pairs: bool) -> None:
-        x = _wide(x_BTD)
+        x = _to_float64(x_BTD)
         length, count = x.shape[1], cos_SP.shape[1]
         rows = slice(position, position + length)
-        cos, sin = _wide(cos_SP)[rows], _wide(sin_SP)[rows]
+        cos, sin = _to_float64(cos_SP)[rows], _to_float64(sin_SP)[rows]
         first, second = _pairs(count, pairs)
         rotated = x.copy()
         rotated[..., first] = x[..., first] * cos - x[..., second] * sin
@@ -107,7 +107,7 @@ class Kernels(KernelBackend):
         causal: bool,
     ) -> None:
         scores = _masked(_scores(q_BHTD, k_BGSD) * scale, mask_BHTS, causal)
-        values = np.repeat(_wide(v_BGSE), q_BHTD.shape[1] // v_BGSE.shape[1], 1)
+        values = np.repeat(_to_float64(v_BGSE), q_BHTD.shape[1] // v_BGSE.shape[1], 1)
         largest = scores.max(-1, keepdims=True, initial=-np.inf)
         shares = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
         total = shares.sum(-1, keepdims=True)
@@ -116,7 +116,7 @@ class Kernels(KernelBackend):
             _fill(lse_BHT, (np.log(total) + np.where(np.isneginf(largest), 0.0, largest))[..., 0])
 
 
-def _wide(tensor: Tensor) -> Array:
+def _to_float64(tensor: Tensor) -> Array:
     return tensor.double().numpy()
 
 
@@ -136,13 +136,13 @@ def _pairs(count: int, adjacent: bool) -> tuple[slice, slice]:
 
 
 def _scores(q_BHTD: Tensor, k_BGSD: Tensor) -> Array:
-    keys = np.repeat(_wide(k_BGSD), q_BHTD.shape[1] // k_BGSD.shape[1], 1)
-    return _wide(q_BHTD) @ keys.swapaxes(-1, -2)
+    keys = np.repeat(_to_float64(k_BGSD), q_BHTD.shape[1] // k_BGSD.shape[1], 1)
+    return _to_float64(q_BHTD) @ keys.swapaxes(-1, -2)
 
 
 def _masked(scores: Array, mask: Tensor | None, causal: bool) -> Array:
     if mask is not None:
-        scores = np.where(mask.numpy(), scores, -np.inf) if mask.dtype == torch.bool else scores + _wide(mask)
+        scores = np.where(mask.numpy(), scores, -np.inf) if mask.dtype == torch.bool else scores + _to_float64(mask)
     if causal:
         query_tokens, key_tokens = scores.shape[-2:]
         scores = np.where(

@@ -16,7 +16,7 @@ from workers.errors import KernelsFailed
 from workers.kernels.base import KernelBackend
 from workers.kernels.parts import opencl_driver as driving
 from workers.kernels.parts.arrays import Resident, operand
-from workers.kernels.parts.opencl_arrays import Array, as_bytes, bring, copied, empty, imported
+from workers.kernels.parts.opencl_arrays import Array, allocate, as_bytes, copy_back, copy_tensor, import_tensor
 
 long, real, flag = np.int64, np.float32, np.int32
 MASKS = {torch.bool: 1, torch.float32: 2}
@@ -32,7 +32,7 @@ class Kernels(KernelBackend):
 
     def __init__(self, device: Any = None, *, on: str = "", form: str = ""):
         super().__init__(device)
-        self.driver = driving.Driver(driving.chosen(on), form)
+        self.driver = driving.Driver(driving.find_device(on), form)
         self.flushes_subnormals = not self.driver.device.single_fp_config & self.driver.cl.device_fp_config.DENORM
 
     @classmethod
@@ -72,7 +72,7 @@ class Kernels(KernelBackend):
         if one.buffer is not None:
             return value if value.owner is self else self.to_device(value.owner.to_host(value))
         plain = one.tensor.cpu().contiguous()
-        return Resident(self, plain.shape, plain.dtype, self._call_driver(copied, plain))
+        return Resident(self, plain.shape, plain.dtype, self._call_driver(copy_tensor, plain))
 
     def to_host(self, value: Any) -> Tensor:
         one = operand("value", value)
@@ -85,17 +85,17 @@ class Kernels(KernelBackend):
         return host
 
     def _imported(self, tensor: Tensor, written: bool = False) -> Array:
-        array: Array = self._call_driver(imported, tensor, written)
+        array: Array = self._call_driver(import_tensor, tensor, written)
         return array
 
     def _exported(self, array: Array, tensor: Tensor) -> None:
-        bring(self.driver, array, tensor)
+        copy_back(self.driver, array, tensor)
 
     def _viewed(self, buffer: Any, like: Tensor) -> Array:
         return Array(buffer, like.shape, like.dtype)
 
     def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Resident:
-        return Resident(self, shape, dtype, self._call_driver(empty, shape.numel() * dtype.itemsize))
+        return Resident(self, shape, dtype, self._call_driver(allocate, shape.numel() * dtype.itemsize))
 
     def _call_driver(self, function: Any, *arguments: Any) -> Any:
         try:
@@ -149,7 +149,7 @@ class Kernels(KernelBackend):
         if weight is None or bias is None or weight.dtype == bias.dtype:
             return weight, bias
         wide = (self.to_host(Resident(self, one.shape, one.dtype, one.buffer)).float() for one in (weight, bias))
-        first, second = (Array(self._call_driver(copied, one), one.shape, one.dtype) for one in wide)
+        first, second = (Array(self._call_driver(copy_tensor, one), one.shape, one.dtype) for one in wide)
         return first, second
 
     def _softmax(self, x_RC: Array, out_RC: Array) -> None:
@@ -228,7 +228,7 @@ class Kernels(KernelBackend):
         batch, heads, length, width = q_BHTD.shape
         groups, many, wide = v_BGSE.shape[1:]
         rows = batch * heads * length
-        sums = self._call_driver(empty, rows * wide * 4)
+        sums = self._call_driver(allocate, rows * wide * 4)
         kind = 0 if mask_BHTS is None else MASKS.get(mask_BHTS.dtype, 3)
         sizes = map(long, (length, many, heads, groups, width, wide))
         self._launch(

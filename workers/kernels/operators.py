@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from workers.kernels.parts import definition
-from workers.kernels.parts.definition import at_once, kernels_of, needs_gradients
+from workers.kernels.parts.definition import can_call_directly, kernels_of, needs_gradients
 from workers.kernels.parts.formulas import rotated
 
-OPS = definition.defined()
+OPS = definition.define_operators()
 
 
 def rmsnorm(
@@ -32,7 +32,7 @@ def rmsnorm(
     """See KernelBackend.rmsnorm: rows of x [..., C], weight [C]."""
     if kernels == "torch" and not offset and not round_before_weight:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    if at_once(x, weight):
+    if can_call_directly(x, weight):
         output: Tensor = kernels_of(kernels, x.device).rmsnorm(
             x, weight, eps, offset=offset, round_before_weight=round_before_weight
         )
@@ -47,7 +47,7 @@ def layernorm(
     """See KernelBackend.layernorm: rows of x [..., C], weight and bias [C]."""
     if kernels == "torch":
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    if at_once(x, weight, bias):
+    if can_call_directly(x, weight, bias):
         output: Tensor = kernels_of(kernels, x.device).layernorm(x, weight, bias, eps)
         return output
     result: Tensor = OPS.layernorm(x, weight, bias, eps, kernels)
@@ -58,7 +58,7 @@ def softmax(x: Tensor, *, kernels: str = "auto") -> Tensor:
     """See KernelBackend.softmax: over the last dimension."""
     if kernels == "torch":
         return x.softmax(-1)
-    if at_once(x):
+    if can_call_directly(x):
         output: Tensor = kernels_of(kernels, x.device).softmax(x)
         return output
     result: Tensor = OPS.softmax(x, kernels)
@@ -69,7 +69,7 @@ def silu(x: Tensor, *, kernels: str = "auto") -> Tensor:
     """See KernelBackend.silu."""
     if kernels == "torch":
         return F.silu(x)
-    if at_once(x):
+    if can_call_directly(x):
         output: Tensor = kernels_of(kernels, x.device).silu(x)
         return output
     result: Tensor = OPS.silu(x, kernels)
@@ -80,7 +80,7 @@ def swiglu(gate: Tensor, up: Tensor, *, kernels: str = "auto") -> Tensor:
     """See KernelBackend.swiglu: two tensors of one shape."""
     if kernels == "torch":
         return F.silu(gate) * up
-    if at_once(gate, up):
+    if can_call_directly(gate, up):
         output: Tensor = kernels_of(kernels, gate.device).swiglu(gate, up)
         return output
     result: Tensor = OPS.swiglu(gate, up, kernels)
@@ -95,7 +95,7 @@ def apply_rope(
         return rotated(
             x, cos[position : position + x.shape[-2]], sin[position : position + x.shape[-2]], layout == "pairs"
         )
-    if at_once(x, cos, sin):
+    if can_call_directly(x, cos, sin):
         output: Tensor = kernels_of(kernels, x.device).apply_rope(x, cos, sin, position=position, layout=layout)
         return output
     result: Tensor = OPS.apply_rope(x, cos, sin, position, layout, kernels)
@@ -106,7 +106,7 @@ def matmul(a: Tensor, b: Tensor, *, kernels: str = "auto") -> Tensor:
     """See KernelBackend.matmul: a [..., M, K] times b [..., K, N]."""
     if kernels == "torch":
         return torch.matmul(a, b)
-    if at_once(a, b):
+    if can_call_directly(a, b):
         output: Tensor = kernels_of(kernels, a.device).matmul(a, b)
         return output
     result: Tensor = OPS.matmul(a, b, kernels)
@@ -127,7 +127,7 @@ def attention(
 
     An additive mask has no gradient.
     """
-    if at_once(q, k, v, mask):
+    if can_call_directly(q, k, v, mask):
         output: Tensor = kernels_of(kernels, q.device).attention(q, k, v, scale=scale, mask=mask, causal=causal)
         return output
     with_lse = needs_gradients(q, k, v)

@@ -20,7 +20,7 @@ from cluster.paths import home, private_dir
 from workers.errors import KernelsUnavailable
 from workers.kernels.parts import triton_compile
 from workers.kernels.parts import triton_table as table
-from workers.kernels.parts.triton_compilers import compiled
+from workers.kernels.parts.triton_compilers import compile_jobs
 from workers.kernels.parts.triton_table import Config, Target
 
 SOURCES = Path(__file__).parent / "sources"
@@ -51,7 +51,7 @@ class Resources:
         return {key: value for key, value in asdict(self).items() if key != "config"} | form
 
 
-def allowed(config: Config, on: Target, registers: int = 0, spills: int = 0, shared_bytes: int = 0) -> str:
+def refusal_reason(config: Config, on: Target, registers: int = 0, spills: int = 0, shared_bytes: int = 0) -> str:
     """Compare a configuration's numbers with a target's limits. Return why it must not be launched, or ""."""
     threads = config.warps * on.lanes
     if threads > on.threads:
@@ -62,12 +62,14 @@ def allowed(config: Config, on: Target, registers: int = 0, spills: int = 0, sha
         return f"{registers} registers per thread; {on.name} has {on.registers}"
     if shared_bytes > on.shared_bytes:
         return f"{shared_bytes} bytes of shared memory; {on.name} allows {on.shared_bytes} per program"
-    if config.ctas > (table.MOST_IN_CLUSTER if on.clusters else 1):
-        return f"a cluster of {config.ctas}; {on.name} allows {table.MOST_IN_CLUSTER if on.clusters else 'none'}"
+    if config.ctas > (table.MAX_CLUSTER_SIZE if on.clusters else 1):
+        return f"a cluster of {config.ctas}; {on.name} allows {table.MAX_CLUSTER_SIZE if on.clusters else 'none'}"
     return ""
 
 
-def report(targets: Sequence[str], progress: Progress | None = None, kernels: Collection[str] = ()) -> list[Resources]:
+def compile_report(
+    targets: Sequence[str], progress: Progress | None = None, kernels: Collection[str] = ()
+) -> list[Resources]:
     """Compile, with the installed Triton, every configuration that the table may launch on `targets`.
 
     `kernels` limits them to these kernels. `progress(done, total)` is called after each. Raises UserError for an
@@ -76,11 +78,11 @@ def report(targets: Sequence[str], progress: Progress | None = None, kernels: Co
     for name in kernels:
         if name not in table.KERNELS:
             raise UserError(f"unknown kernel {name!r}", nearest(name, tuple(table.KERNELS)))
-    jobs = launchable(targets, major_minor(installed()))
-    return measured([job for job in jobs if not kernels or job.config.kernel in kernels], progress)
+    jobs = launchable_configurations(targets, major_minor(installed()))
+    return compile_configurations([job for job in jobs if not kernels or job.config.kernel in kernels], progress)
 
 
-def launchable(targets: Sequence[str], triton: tuple[int, int]) -> list[Resources]:
+def launchable_configurations(targets: Sequence[str], triton: tuple[int, int]) -> list[Resources]:
     """List the configurations that the table may launch with a version of Triton, not yet compiled."""
     return [
         Resources(on.name, dtype, config)
@@ -90,32 +92,32 @@ def launchable(targets: Sequence[str], triton: tuple[int, int]) -> list[Resource
     ]
 
 
-def measured(jobs: Sequence[Resources], progress: Progress | None = None) -> list[Resources]:
+def compile_configurations(jobs: Sequence[Resources], progress: Progress | None = None) -> list[Resources]:
     """Compile configurations and add their numbers, reusing results for the same source and Triton."""
-    release, stored = installed(), _remembered()
+    release, stored = installed(), _read_cache()
     keys = {job: key_of(job, release) for job in jobs}
     numbers = {job: stored[key] for job, key in keys.items() if key in stored}
     report_progress = progress or (lambda done, of: None)
     report_progress(len(numbers), len(keys))
     lacking = [job for job in keys if job not in numbers]
-    for number, reply in compiled([{"target": j.target, "dtype": j.dtype, **asdict(j.config)} for j in lacking]):
+    for number, reply in compile_jobs([{"target": j.target, "dtype": j.dtype, **asdict(j.config)} for j in lacking]):
         job = lacking[number]
         numbers[job] = reply
-        _remember(keys[job], reply)
+        _cache_result(keys[job], reply)
         report_progress(len(numbers), len(keys))
-    return [judged(job, numbers[job]) for job in jobs]
+    return [check_limits(job, numbers[job]) for job in jobs]
 
 
-def spilling(rows: Iterable[Resources]) -> list[Resources]:
+def refused_rows(rows: Iterable[Resources]) -> list[Resources]:
     """Return those that must not be launched: they spill, exceed a limit, or do not compile."""
     return [row for row in rows if row.refused]
 
 
-def judged(row: Resources, reply: dict[str, Any]) -> Resources:
+def check_limits(row: Resources, reply: dict[str, Any]) -> Resources:
     if "error" in reply:
         return replace(row, refused=f"does not compile: {reply['error']}")
     registers, spills, shared = (int(reply[name]) for name in NUMBERS)
-    refused = allowed(row.config, table.target(row.target), registers, spills, shared)
+    refused = refusal_reason(row.config, table.target(row.target), registers, spills, shared)
     return replace(row, registers=registers, spills=spills, shared_bytes=shared, refused=refused)
 
 
@@ -168,7 +170,7 @@ def _cache() -> Path:
     return home() / "measured" / "kernel-resources.jsonl"
 
 
-def _remembered() -> dict[str, dict[str, Any]]:
+def _read_cache() -> dict[str, dict[str, Any]]:
     """Read the cached results. Truncated lines are skipped; an unreadable file counts as empty."""
     stored: dict[str, dict[str, Any]] = {}
     try:
@@ -184,7 +186,7 @@ def _remembered() -> dict[str, dict[str, Any]]:
     return stored
 
 
-def _remember(key: str, reply: dict[str, Any]) -> None:
+def _cache_result(key: str, reply: dict[str, Any]) -> None:
     """Cache a result. A full disk loses the line but not the report."""
     if "error" in reply:
         return

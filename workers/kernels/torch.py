@@ -144,11 +144,11 @@ class Kernels(KernelBackend):
         causal: bool,
     ) -> Tensor | None:
         if lse_BHT is not None:
-            _with_sums(q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
+            _attention_with_lse(q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
             return None
         query_tokens, key_tokens = q_BHTD.shape[2], k_BGSD.shape[2]
         square = causal and mask_BHTS is None and query_tokens == key_tokens
-        mask = None if square else _seen(mask_BHTS, query_tokens, key_tokens, causal, q_BHTD)
+        mask = None if square else _combined_mask(mask_BHTS, query_tokens, key_tokens, causal, q_BHTD)
         with self._kernel():
             output = F.scaled_dot_product_attention(
                 q_BHTD,
@@ -168,7 +168,9 @@ class Kernels(KernelBackend):
         return sdpa_kernel([SDPA[self.attention_kernel]]) if self.attention_kernel else nullcontext()
 
 
-def _seen(mask: Tensor | None, query_tokens: int, key_tokens: int, causal: bool, like: Tensor) -> Tensor | None:
+def _combined_mask(
+    mask: Tensor | None, query_tokens: int, key_tokens: int, causal: bool, like: Tensor
+) -> Tensor | None:
     """Combine the mask and causality to one mask for torch: bool, or additive in the dtype of q."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(like.dtype)
@@ -180,7 +182,7 @@ def _seen(mask: Tensor | None, query_tokens: int, key_tokens: int, causal: bool,
     return mask & corner if mask.dtype == torch.bool else mask.masked_fill(~corner, -torch.inf)
 
 
-def _with_sums(
+def _attention_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor, scale: float, causal: bool
 ) -> None:
     """Compute attention and the logarithm of the sums, which torch's function hides, one group of heads at a time."""

@@ -17,10 +17,10 @@ from workers.kernels.base import KernelBackend
 from workers.kernels.parts import triton_launch as launching
 from workers.kernels.parts import triton_table as table
 from workers.kernels.parts.device import as_device
-from workers.kernels.parts.triton_gradients import TritonGradients, mask_given
+from workers.kernels.parts.triton_gradients import TritonGradients, mask_arguments
 from workers.kernels.parts.triton_table import Config
 
-MOST_PROGRAMS = (1 << 31) - 1
+MAX_PROGRAMS = (1 << 31) - 1
 """Limit of a grid's first dimension (CUDA C++ Programming Guide, "Technical Specifications"); same for HIP."""
 
 
@@ -65,7 +65,7 @@ class Kernels(TritonGradients, KernelBackend):
         self._forms.cache_clear()
 
     def _device(self, device: Any) -> torch.device:
-        return launching.device_here(None if device is None else as_device(device))
+        return launching.resolve_device(None if device is None else as_device(device))
 
     def _failure(self, error: Exception) -> PolyfleetError:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
@@ -154,20 +154,20 @@ class Kernels(TritonGradients, KernelBackend):
         config = table.matmul(rows, columns, depth, a.element_size(), self.target)
         programs = batch * -(-rows // config.blocks[0]) * -(-columns // config.blocks[1])
         self.launch(
-            config, a.dtype, (_launched(programs),), a, b, out, rows, columns, depth, share, scale,
+            config, a.dtype, (_check_programs(programs),), a, b, out, rows, columns, depth, share, scale,
             A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed, IN_FLOAT32=self.interpreted,
         )  # fmt: skip
 
     def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
         batch, rows, depth = a_BMK.shape
         config = table.matmul_vec(depth)
-        programs = _launched(batch * _blocks(rows, config.blocks[0]))
+        programs = _check_programs(batch * _blocks(rows, config.blocks[0]))
         self.launch(config, a_BMK.dtype, (programs,), a_BMK, x_BK, out_BM, rows, depth)
 
     def _weighted_sum_rows(self, weights_BT: Tensor, rows_BTD: Tensor, out_BD: Tensor) -> None:
         batch, length, width = rows_BTD.shape
         config = table.weighted_sum_rows(width)
-        programs = _launched(batch * _blocks(width, config.blocks[1]))
+        programs = _check_programs(batch * _blocks(width, config.blocks[1]))
         self.launch(config, rows_BTD.dtype, (programs,), weights_BT, rows_BTD, out_BD, length, width)
 
     def _attention(
@@ -184,8 +184,8 @@ class Kernels(TritonGradients, KernelBackend):
         batch, heads, length, width = q_BHTD.shape
         groups, many, values = v_BGSE.shape[1:]
         config = table.attention("attention", width, values, q_BHTD.element_size(), self.target, mask_BHTS is not None)
-        mask, strides, mask_kind = mask_given(mask_BHTS, q_BHTD)
-        programs = _launched(batch * heads * _blocks(length, config.blocks[0]))
+        mask, strides, mask_kind = mask_arguments(mask_BHTS, q_BHTD)
+        programs = _check_programs(batch * heads * _blocks(length, config.blocks[0]))
         self.launch(
             config, q_BHTD.dtype, (programs,), q_BHTD, k_BGSD, v_BGSE, mask, out_BHTE,
             out_BHTE if lse_BHT is None else lse_BHT, length, many, heads, heads // groups, scale, *strides,
@@ -198,14 +198,14 @@ def _grid(count: int, config: Config) -> tuple[int]:
 
 
 def _blocks(count: int, size: int) -> int:
-    return _launched(-(-count // size))
+    return _check_programs(-(-count // size))
 
 
-def _launched(programs: int) -> int:
-    if programs > MOST_PROGRAMS:
+def _check_programs(programs: int) -> int:
+    if programs > MAX_PROGRAMS:
         raise KernelsFailed(
             "triton",
-            f"{programs} programs; a grid can have at most {MOST_PROGRAMS}",
+            f"{programs} programs; a grid can have at most {MAX_PROGRAMS}",
             "call it on fewer rows at a time",
         )
     return programs

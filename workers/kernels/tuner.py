@@ -38,7 +38,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class KernelMeasurement:
     """One measurement. `speedup`: torch's time divided by that of `kernels`, with a 95 % interval; `right`: correct."""
 
     situation: Situation
@@ -54,32 +54,32 @@ class Measured:
         return {**plain.pop("situation"), **plain}
 
 
-def remember(one: Measured) -> bool:
+def store_measurement(one: KernelMeasurement) -> bool:
     """Store a measurement. Return False if it could not be written."""
     return measurement_files.add(NAME, one.to_plain())
 
 
-def recorded() -> list[Measured]:
+def read_measurements() -> list[KernelMeasurement]:
     """Read all measurements, oldest first. Other lines are skipped."""
     measurements = []
     for line in measurement_files.lines(NAME):
         try:
-            situation = Situation(*(_typed(line[n], t) for n, t in _SITUATION))
-            rest = {n: _typed(line[n], t) for n, t in _REST}
+            situation = Situation(*(_check_type(line[n], t) for n, t in _SITUATION))
+            rest = {n: _check_type(line[n], t) for n, t in _REST}
         except (KeyError, TypeError):
             continue
-        measurements.append(Measured(situation, **rest))
+        measurements.append(KernelMeasurement(situation, **rest))
     return measurements
 
 
-def choices(kind: str, software: dict[str, str]) -> dict[Situation, str]:
+def fastest_choices(kind: str, software: dict[str, str]) -> dict[Situation, str]:
     """Return the fastest correct implementation in each situation, by the last measurement of each implementation.
 
     Only those in `software` (name -> hash of the installed software) are considered, and only if they are faster than
     torch beyond noise.
     """
-    last = {(one.situation, one.kernels): one for one in recorded() if one.situation.kind == kind}
-    best: dict[Situation, Measured] = {}
+    last = {(one.situation, one.kernels): one for one in read_measurements() if one.situation.kind == kind}
+    best: dict[Situation, KernelMeasurement] = {}
     for (situation, name), one in last.items():
         counts = software.get(name) == one.software and one.right and one.low > 1
         if counts and (situation not in best or one.speedup > best[situation].speedup):
@@ -121,7 +121,7 @@ _REST: tuple[tuple[str, type], ...] = (
 )
 
 
-def _typed(value: Any, expected_type: type) -> Any:
+def _check_type(value: Any, expected_type: type) -> Any:
     """Return a value of the expected type; an int is also accepted as a float. Raises TypeError for another type."""
     if isinstance(value, bool) != (expected_type is bool) or not isinstance(
         value, (int, float) if expected_type is float else expected_type

@@ -32,12 +32,12 @@ def _row(library: Library) -> dict[str, Any]:
         "version": "" if reason else library.version(),
         "flags": torch_build.flags(library.settings),
         "enabled": library.switch.read() if library.switch is not None and not reason else None,
-        "switch": how(library),
+        "switch": switch_method(library),
         "provable": library.observe is not None and not reason,
     }
 
 
-def how(library: Library) -> str:
+def switch_method(library: Library) -> str:
     if library.switch is not None:
         return "in process"
     return "launcher" if library.launcher else "fresh process" if library.fresh.get(False) else ""

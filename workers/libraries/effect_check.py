@@ -23,7 +23,7 @@ def check_effect(library: Library, on: bool) -> EffectCheck:
     library.require()
     if library.observe is None or (library.switch is None and not library.launcher and on not in library.fresh):
         raise UserError(
-            f"no check shows whether {library.display_name} is {_word(on)}",
+            f"no check shows whether {library.display_name} is {_on_off(on)}",
             f"libraries with a check here: {', '.join(checkable_libraries())}",
         )
     if library.switch is not None:
@@ -46,7 +46,7 @@ def run_in_new_process(library: Library, on: bool, argv: list[str]) -> subproces
     Raises UserError if the library cannot be set to that state.
     """
     if not library.launcher and on not in library.fresh:
-        raise UserError(f"{library.display_name} cannot be switched {_word(on)}", library._alternative(on))
+        raise UserError(f"{library.display_name} cannot be switched {_on_off(on)}", library._alternative(on))
     launcher = (
         [sys.executable, *library.launcher[1:], "--no-python", "--disable-numactl"] if library.launcher and on else []
     )
@@ -89,5 +89,5 @@ def _in_a_fresh_process(library: Library, on: bool) -> tuple[bool, str]:
     return reply["seen"], reply["evidence"]
 
 
-def _word(on: bool) -> str:
+def _on_off(on: bool) -> str:
     return "on" if on else "off"

@@ -18,7 +18,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class EffectCheck:
-    """Outcome of a library's workload: `effective` if it ran in the state that was `wanted`, with the evidence."""
+    """Outcome of a library's workload: `effective` if it ran in the state that was `expected`, with the evidence."""
 
     library: str
     expected: bool
@@ -31,8 +31,8 @@ class Library:
     """One execution library.
 
     Without a `switch`, `fresh` has the environment variables of a new process by state, and `launcher` is the argv to
-    put before its command. `seen` runs a workload in the current state; it returns whether the library computed it, and
-    the evidence.
+    put before its command. `observe` runs a workload in the current state; it returns whether the library computed it,
+    and the evidence.
     """
 
     name: str

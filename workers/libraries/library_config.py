@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from cluster.errors import UserError
-from workers.config import Given, LibrariesConfig, config_of
+from workers.config import ConfigLike, LibrariesConfig, config_of
 from workers.libraries.registry import LIBRARIES, get_library
 
 
 @contextmanager
-def apply(config: Given | LibrariesConfig = None) -> Iterator[None]:
+def apply(config: ConfigLike | LibrariesConfig = None) -> Iterator[None]:
     """Switch libraries as configured inside a `with`, and restore their states afterwards.
 
     `enabled` is the complete list: libraries missing from it are switched off, unless they have no switch. Raises

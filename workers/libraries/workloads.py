@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Seen = tuple[bool, str]
+Observation = tuple[bool, str]
 
 
 def recorded_operators(work: Callable[[], Any], shapes: bool = False) -> list[Any]:
@@ -20,7 +20,7 @@ def recorded_operators(work: Callable[[], Any], shapes: bool = False) -> list[An
     return list(profiler.events())
 
 
-def which_ran(work: Callable[[], Any], yes: str, no: str) -> Seen:
+def which_ran(work: Callable[[], Any], yes: str, no: str) -> Observation:
     """Return True and the name of an operator that contains `yes`, or False and one that contains `no`."""
     names = [event.name for event in recorded_operators(work)]
     for part, is_on in ((yes, True), (no, False)):
@@ -29,7 +29,7 @@ def which_ran(work: Callable[[], Any], yes: str, no: str) -> Seen:
     return False, "neither operator ran; these did: " + ", ".join(sorted(set(names)))
 
 
-def convolution() -> Seen:
+def convolution() -> Observation:
     """Convolve a batch large enough that torch does not use its own loop, and too small for NNPACK."""
     import torch
 
@@ -38,7 +38,7 @@ def convolution() -> Seen:
     return which_ran(work, "mkldnn_convolution", "_slow_conv2d_forward")
 
 
-def nnpack() -> Seen:
+def nnpack() -> Observation:
     """Convolve with oneDNN off and 17 images: torch uses NNPACK only without oneDNN and for at least 16 images."""
     import torch
 
@@ -54,7 +54,7 @@ def nnpack() -> Seen:
         MKLDNN.set(before)
 
 
-def attention_layer() -> Seen:
+def attention_layer() -> Observation:
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).eval()
@@ -62,7 +62,7 @@ def attention_layer() -> Seen:
     return which_ran(lambda: layer(tokens), "_transformer_encoder_layer_fwd", "scaled_dot_product_attention")
 
 
-def einsum() -> Seen:
+def einsum() -> Observation:
     """Compute ij,jk,kl with a narrow l: opt_einsum multiplies jk and kl first, plain torch goes left to right."""
     import torch
 
@@ -73,14 +73,14 @@ def einsum() -> Seen:
     return any(4 in shape for shape in first if shape), f"first aten::bmm of {first}"
 
 
-def capability() -> Seen:
+def capability() -> Observation:
     import torch
 
     capability_name = torch.backends.cpu.get_cpu_capability()
     return capability_name not in ("DEFAULT", "NO AVX"), f"CPU capability {capability_name}"
 
 
-def threads() -> Seen:
+def threads() -> Observation:
     """Count the threads of this process after a matrix product large enough to be parallel."""
     import torch
 
@@ -90,7 +90,7 @@ def threads() -> Seen:
     return configured > 1, f"{configured} threads configured, {running} in the process"
 
 
-def product() -> Seen:
+def product() -> Observation:
     """Compute a product in a process whose MKL prints every call to stdout (MKL_VERBOSE=1), where the caller looks."""
     import torch
 
@@ -98,7 +98,7 @@ def product() -> Seen:
     return False, "MKL printed no line"
 
 
-def placement() -> Seen:
+def placement() -> Observation:
     """Read what the launcher sets for its child process: OpenMP threads, bound to cores."""
     import torch
 

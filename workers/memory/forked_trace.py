@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from cluster.errors import UserError
 from workers.memory.estimate import MemoryEstimate
 
-STARTED_HERE = "autograd's threading in combination with fork"
+AUTOGRAD_ALREADY_STARTED = "autograd's threading in combination with fork"
 
 
 def run_forked(trace: Callable[[], MemoryEstimate]) -> MemoryEstimate:
@@ -24,7 +24,7 @@ def run_forked(trace: Callable[[], MemoryEstimate]) -> MemoryEstimate:
     result = json.loads(
         _in_child(trace) or '{"failed": "the child process that traced the model ended without a result"}'
     )
-    if STARTED_HERE in str(result):
+    if AUTOGRAD_ALREADY_STARTED in str(result):
         return trace()  # Autograd has already started in this process, so a child protects nothing.
     if "failed" in result:
         raise UserError(result["failed"], result.get("remedy", ""))

@@ -8,19 +8,19 @@ from workers.memory.estimate import MemoryEstimate
 from workers.memory.optimizers import OptimizerFacts, find_optimizer
 from workers.memory.transformer_shape import TransformerShape
 
-FOUND = "formulas for a transformer with fused attention"
+METHOD = "formulas for a transformer with fused attention"
 
 
 def estimate(
     shape: TransformerShape, batch: int, seq: int | None, dtype: Any, training: bool, optimizer: Any
 ) -> MemoryEstimate:
-    element = shape.bytes_per_element if dtype is None else _bytes_of(dtype)
+    element = shape.bytes_per_element if dtype is None else _dtype_bytes(dtype)
     tokens = batch * (seq or int(shape.seq))
     weights = int(shape.weights * element)
     if not training:
         live, cached = int(tokens * shape.live_per_token * element), int(tokens * shape.cached_per_token * element)
         return MemoryEstimate(
-            weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=FOUND
+            weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=METHOD
         )
     rule = find_optimizer(optimizer) if optimizer is not None else OptimizerFacts("", 0, 0)
     saved = int(tokens * shape.saved_per_token * element)
@@ -51,11 +51,11 @@ def _training(weights: int, state: int, saved: int, backward: int, step: int) ->
         workspace_bytes=step if in_step else backward,
         total_bytes=weights + state + max(at_backward, at_step),
         peak="step" if in_step else "backward",
-        found_by=FOUND,
+        found_by=METHOD,
     )  # fmt: skip
 
 
-def _bytes_of(dtype: Any) -> int:
+def _dtype_bytes(dtype: Any) -> int:
     """Bytes per element of a dtype, given by name or as a torch.dtype."""
     name = long_name(str(dtype).removeprefix("torch."))
     if name not in BYTES:

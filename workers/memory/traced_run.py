@@ -17,11 +17,11 @@ from workers.backends.parts.precision import dtype_of
 from workers.memory.composite_ops import ComposedOps
 from workers.memory.estimate import MemoryEstimate
 from workers.memory.fake_copies import fake_copy, fake_sample, sample_for, tensors_in
-from workers.memory.forked_trace import STARTED_HERE, run_forked
+from workers.memory.forked_trace import AUTOGRAD_ALREADY_STARTED, run_forked
 from workers.memory.live_bytes import LiveBytes
 from workers.memory.optimizers import find_optimizer
 from workers.optimizers.pass_context import Sample
-from workers.torch_logs import silenced
+from workers.torch_logs import silence
 
 TRACED = "traced on fake tensors"
 COMPILED = f"{TRACED}, as one compiled XLA program"
@@ -59,9 +59,9 @@ def estimate(model: Any, sample_input: Any, request: TraceRequest) -> MemoryEsti
             f"memory of a {type(model).__name__} cannot be estimated",
             "pass a torch.nn.Module, a TransformerShape, or a configuration with a transformer's dimensions",
         )
-    dtype = _floating(request.dtype)
+    dtype = _floating_dtype(request.dtype)
     sample = sample_for(model, sample_input, request.batch, request.seq)
-    make = _maker(request.optimizer)
+    make = _optimizer_factory(request.optimizer)
     if not request.training:
         return _trace(model, sample, dtype, make, request)
     return run_forked(lambda: _trace(model, sample, dtype, make, request))
@@ -75,7 +75,7 @@ def _trace(
     request: TraceRequest,
 ) -> MemoryEstimate:
     try:
-        with silenced(), FakeTensorMode(allow_non_fake_inputs=True), ComposedOps(), _attention(request.xla):
+        with silence(), FakeTensorMode(allow_non_fake_inputs=True), ComposedOps(), _attention(request.xla):
             fake_model, inputs = fake_copy(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
             return (
                 _train(fake_model, inputs, make, request)
@@ -88,7 +88,7 @@ def _trace(
             "estimate the part before the step that reads values, or pass a TransformerShape",
         ) from e
     except Exception as e:  # the user's forward may raise anything on tensors without values
-        if isinstance(e, UserError) or STARTED_HERE in str(e):
+        if isinstance(e, UserError) or AUTOGRAD_ALREADY_STARTED in str(e):
             raise
         raise UserError(
             f"the model fails on this sample input: {(str(e) or type(e).__name__).splitlines()[0]}",
@@ -211,14 +211,14 @@ def _attention(xla: bool) -> AbstractContextManager[Any]:
     return sdpa_kernel(SDPBackend.MATH) if xla else nullcontext()
 
 
-def _maker(optimizer: Any) -> Callable[[Any], Any] | None:
+def _optimizer_factory(optimizer: Any) -> Callable[[Any], Any] | None:
     if optimizer is None or (callable(optimizer) and not isinstance(optimizer, str)):
         return optimizer
     rule = find_optimizer(optimizer)
     return lambda weights: getattr(torch.optim, rule.torch_name)(weights, lr=1e-3, **rule.options)
 
 
-def _floating(requested_dtype: Any) -> torch.dtype | None:
+def _floating_dtype(requested_dtype: Any) -> torch.dtype | None:
     if requested_dtype is None:
         return None
     dtype = dtype_of(requested_dtype)

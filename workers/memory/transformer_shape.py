@@ -19,7 +19,7 @@ CONFIG_NAMES = {
     "seq": ("seq", "max_position_embeddings", "n_positions", "n_ctx"),
     "tied_head": ("tied_head", "tie_word_embeddings"),
 }
-OWN = ("bytes_per_element", "positions", "gated", "bias")
+OWN_FIELDS = ("bytes_per_element", "positions", "gated", "bias")
 # Families with a table of learned positions as long as the context. Others use rotary embeddings or biases, not stored.
 LEARNED_POSITIONS = ("gpt2", "bert", "roberta", "opt", "gpt_bigcode")
 
@@ -66,7 +66,7 @@ class TransformerShape:
                 f"{type(config).__name__} is not a configuration", "pass a dict with a transformer's dimensions"
             )
         values = {ours: v for ours, names in CONFIG_NAMES.items() if (v := _first(config, names)) is not None}
-        values |= {name: config[name] for name in OWN if name in config}
+        values |= {name: config[name] for name in OWN_FIELDS if name in config}
         missing = [name for name in ("hidden", "layers", "vocab", "heads", "seq") if name not in values]
         if missing:
             choices = "; ".join(f"{name}: {', '.join(CONFIG_NAMES[name])}" for name in missing)

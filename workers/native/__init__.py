@@ -15,15 +15,15 @@ from tempfile import TemporaryDirectory
 
 from workers.errors import NativeUnavailable
 from workers.native.compiler import FLAGS as FLAGS
-from workers.native.compiler import Compiler, compile_into, compiler_here, refuse_fast_math
-from workers.native.store import Store
+from workers.native.compiler import Compiler, check_fast_math, compile_into, find_compiler
+from workers.native.store import LibraryStore
 
 SOURCES = Path(__file__).parent / "sources"
 SWITCH = "POLYFLEET_NATIVE"
 _OFF = ("off", "0", "no", "false")
 
 _lock = threading.Lock()
-_known: dict[tuple[object, ...], "ctypes.CDLL | NativeUnavailable"] = {}
+_libraries: dict[tuple[object, ...], "ctypes.CDLL | NativeUnavailable"] = {}
 
 
 def _after_fork() -> None:
@@ -48,16 +48,16 @@ def library(
     """
     if not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ValueError(f"{name!r} cannot be the name of a library: use letters, digits and '_'")
-    refuse_fast_math(flags)
-    if reason := turned_off():
+    check_fast_math(flags)
+    if reason := disabled_reason():
         raise NativeUnavailable(reason)
     paths = tuple(SOURCES / source for source in sources or [f"{name}.cpp"])
     key = (name, paths, tuple(flags), os.environ.get("CXX", ""))
     with _lock:
-        loaded = _known.get(key) or _found_or_built(name, paths, tuple(flags), build)
+        loaded = _libraries.get(key) or _find_or_build(name, paths, tuple(flags), build)
         if loaded is None:
             raise NativeUnavailable(f"the library {name} has not been built on this node yet")
-        _known[key] = loaded
+        _libraries[key] = loaded
     if isinstance(loaded, NativeUnavailable):
         raise NativeUnavailable(loaded.reason)
     return loaded
@@ -72,22 +72,22 @@ def unavailable_reason() -> str:
     return "" if probe.polyfleet_probe(20) == 41 else "a library that the compiler built computes a wrong result"
 
 
-def turned_off() -> str:
+def disabled_reason() -> str:
     """Return a message if the environment turns compiled code off, else ""."""
     value = os.environ.get(SWITCH, "")
     return f"{SWITCH}={value} turns compiled code off" if value.strip().lower() in _OFF else ""
 
 
-def _found_or_built(
+def _find_or_build(
     name: str, sources: tuple[Path, ...], flags: tuple[str, ...], build: bool
 ) -> "ctypes.CDLL | NativeUnavailable | None":
     try:
-        return _loaded(name, sources, flags, compiler_here(), build)
+        return _load(name, sources, flags, find_compiler(), build)
     except NativeUnavailable as e:
         return e
 
 
-def _loaded(
+def _load(
     name: str, sources: tuple[Path, ...], flags: tuple[str, ...], compiler: Compiler, build: bool
 ) -> ctypes.CDLL | None:
     """Load the library from the store, after building it there if necessary.
@@ -95,7 +95,7 @@ def _loaded(
     If the store is unusable, or nothing can be loaded from it (a file system mounted noexec), build it in a temporary
     folder of this process. Return None if it is not built and `build` is false.
     """
-    store, key = Store(), compiler.key(sources, flags)
+    store, key = LibraryStore(), compiler.key(sources, flags)
     with suppress(OSError):
         if path := store.find(name, key):
             return ctypes.CDLL(str(path))

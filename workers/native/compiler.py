@@ -22,7 +22,7 @@ _FAST_MATH = ("-ffast-math", "-Ofast", "-funsafe-math-optimizations")
 
 BUILD_LIMIT_S = 180.0
 VERSION_LIMIT_S = 30.0
-CHOICES = ("g++", "c++", "clang++")
+COMPILERS = ("g++", "c++", "clang++")
 CPUINFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features", "isa", "uarch")
 HEADERS = ("*.h", "*.hpp")
@@ -49,13 +49,13 @@ class Compiler:
         return digest.hexdigest()
 
 
-def refuse_fast_math(flags: Sequence[str]) -> None:
+def check_fast_math(flags: Sequence[str]) -> None:
     for flag in flags:
         if flag in _FAST_MATH:
             raise ValueError(f"{flag} would flush subnormal numbers to zero in the entire process")
 
 
-def compiler_here() -> Compiler:
+def find_compiler() -> Compiler:
     """Return $CXX, with its arguments, else the first of CHOICES that is installed. Raises NativeUnavailable."""
     named = os.environ.get("CXX", "")
     try:
@@ -64,15 +64,15 @@ def compiler_here() -> Compiler:
         raise NativeUnavailable(f"CXX={named} cannot be parsed: {e}") from e
     if arguments:
         return Compiler(tuple(arguments), _version(tuple(arguments)))
-    program = next((command for command in CHOICES if shutil.which(command)), None)
+    program = next((command for command in COMPILERS if shutil.which(command)), None)
     if program is None:
-        raise NativeUnavailable(f"no C++ compiler is installed (searched for {', '.join(CHOICES)})")
+        raise NativeUnavailable(f"no C++ compiler is installed (searched for {', '.join(COMPILERS)})")
     return Compiler((program,), _version((program,)))
 
 
 def compile_into(target: Path, sources: Sequence[Path], flags: Sequence[str], compiler: Compiler) -> None:
     """Compile `sources` to the library `target`. Raises NativeUnavailable with the compiler's first error."""
-    _ran([*compiler.command, *FLAGS, *flags, "-o", str(target), *map(str, sources)], BUILD_LIMIT_S)
+    _run([*compiler.command, *FLAGS, *flags, "-o", str(target), *map(str, sources)], BUILD_LIMIT_S)
     if not target.is_file() or not target.stat().st_size:
         raise NativeUnavailable(f"{compiler.command[0]} reported no error and wrote nothing")
 
@@ -93,10 +93,10 @@ def cpu_features() -> str:
 
 @cache
 def _version(command: tuple[str, ...]) -> str:
-    return _ran([*command, "--version"], VERSION_LIMIT_S)
+    return _run([*command, "--version"], VERSION_LIMIT_S)
 
 
-def _ran(command: Sequence[str], limit_s: float) -> str:
+def _run(command: Sequence[str], limit_s: float) -> str:
     """Run `command` and return its output. Kills its process group after `limit_s`. Raises NativeUnavailable."""
     try:
         process = subprocess.Popen(

@@ -19,14 +19,14 @@ FOLDER = "native"
 _HASH_LETTERS = 32
 
 
-class Store:
+class LibraryStore:
     """Folder of built libraries. `reason` says why nothing can be stored, or is ""."""
 
     def __init__(self) -> None:
         self.folder, self.reason = Path(FOLDER), ""
         try:
             self.folder = paths.private_dir(paths.home() / FOLDER)
-            self.reason = _open_to_others(self.folder)
+            self.reason = _unsafe_reason(self.folder)
         except (OSError, RuntimeError, UserError) as e:  # a RuntimeError if this user has no home folder
             self.reason = f"nothing can be stored: {e}"
 
@@ -35,7 +35,7 @@ class Store:
         if self.reason:
             return None
         for path in sorted(self.folder.glob(f"{name}-{key[:_HASH_LETTERS]}-*.so")):
-            if not _open_to_others(path) and path.name == _file_name(name, key, path):
+            if not _unsafe_reason(path) and path.name == _file_name(name, key, path):
                 return path
             path.unlink(missing_ok=True)
         return None
@@ -64,7 +64,7 @@ def _file_name(name: str, key: str, content: Path) -> str:
     return f"{name}-{key[:_HASH_LETTERS]}-{digest[:_HASH_LETTERS]}.so"
 
 
-def _open_to_others(path: Path) -> str:
+def _unsafe_reason(path: Path) -> str:
     """Return why another user could have written `path`, or "". A link is never trusted."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):

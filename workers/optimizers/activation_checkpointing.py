@@ -11,7 +11,7 @@ from workers.optimizers.forward_override import override
 from workers.optimizers.pass_context import PassContext, SkipPass
 
 # Share of the free memory. Allocator fragmentation and scratch memory of kernels need the rest.
-ROOM = 0.9
+USABLE_SHARE = 0.9
 
 
 def activation_checkpointing(model: nn.Module, context: PassContext) -> nn.Module:
@@ -21,7 +21,7 @@ def activation_checkpointing(model: nn.Module, context: PassContext) -> nn.Modul
     blocks = repeated_blocks(model)
     if not blocks:
         raise SkipPass("the model has no repeated blocks")
-    needed, available = _needed_bytes(model, context), _room_bytes(context)
+    needed, available = _needed_bytes(model, context), _usable_bytes(context)
     if needed <= available:
         raise SkipPass(f"not needed: a step takes {needed / 2**30:.2f} GiB of {available / 2**30:.2f} GiB")
     for block in blocks:
@@ -57,10 +57,10 @@ def _needed_bytes(model: nn.Module, context: PassContext) -> int:
         raise SkipPass(f"the memory of a step cannot be estimated: {e.message}") from e
 
 
-def _room_bytes(context: PassContext) -> int:
+def _usable_bytes(context: PassContext) -> int:
     if context.memory_bytes is not None:
         return context.memory_bytes
     free = context.backend.get_memory_stats()["free_bytes"]
     if free is None:
         raise SkipPass("this device does not report its free memory")
-    return int(free * ROOM)
+    return int(free * USABLE_SHARE)

@@ -17,7 +17,7 @@ class NotTraceable(Exception):
     """The model's forward depends on data in a way torch.fx cannot trace; the text contains the error."""
 
 
-def pairs(model: nn.Module) -> list[tuple[str, str]]:
+def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:
     """Find the (convolution, batch norm) names of an eval-mode model where the convolution feeds only that norm.
 
     The traced graph is only read. Its code is never run, so no traced size can become a constant. Raises NotTraceable.
@@ -39,12 +39,12 @@ def fold(model: nn.Module, names: Iterable[tuple[str, str]]) -> Callable[[], Non
     """Fold these pairs of `model` in place. Returns a function that restores the original modules."""
     before = {name: model.get_submodule(name) for pair in names for name in pair}
     for conv, bn in names:
-        _put(model, conv, fuse_conv_bn_eval(before[conv], before[bn]))  # type: ignore[type-var, arg-type]
-        _put(model, bn, nn.Identity())
+        _replace_module(model, conv, fuse_conv_bn_eval(before[conv], before[bn]))  # type: ignore[type-var, arg-type]
+        _replace_module(model, bn, nn.Identity())
 
     def undo() -> None:
         for name, module in before.items():
-            _put(model, name, module)
+            _replace_module(model, name, module)
 
     return undo
 
@@ -65,6 +65,6 @@ def _foldable(conv: nn.Module, bn: nn.Module, modules: dict[str, nn.Module]) -> 
     )
 
 
-def _put(root: nn.Module, name: str, module: nn.Module) -> None:
+def _replace_module(root: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, leaf = name.rpartition(".")
     setattr(root.get_submodule(parent) if parent else root, leaf, module)

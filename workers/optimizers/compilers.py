@@ -18,11 +18,11 @@ from torch import nn
 
 from workers.optimizers.forward_override import RUN, override, restore
 from workers.optimizers.low_precision import Lowered
-from workers.optimizers.model_state import unchanged
+from workers.optimizers.model_state import preserve_state
 from workers.optimizers.pass_context import PassContext, SkipPass, deep_copy
 
 IPEX = "intel_extension_for_pytorch"
-_NUMBERS = itertools.count()
+_call_numbers = itertools.count()
 
 
 def compile_model(model: nn.Module, context: PassContext) -> nn.Module:
@@ -37,22 +37,22 @@ def compile_model(model: nn.Module, context: PassContext) -> nn.Module:
         return model
     if traits.compiler == "ipex":
         return _ipex(model, context)
-    if traits.compiler == "inductor" and (reason := _no_compiler(context.backend.device.type)):
+    if traits.compiler == "inductor" and (reason := _missing_compiler_reason(context.backend.device.type)):
         raise SkipPass(reason)
     mode = None if context.compile_mode == "default" or not traits.autotunes else context.compile_mode
-    return compiled_with(model, context, traits.compiler, mode)
+    return compile_with(model, context, traits.compiler, mode)
 
 
-def compiled_with(model: nn.Module, context: PassContext, compiler: str, mode: str | None = None) -> nn.Module:
+def compile_with(model: nn.Module, context: PassContext, compiler: str, mode: str | None = None) -> nn.Module:
     """Compile with a backend of torch.compile: now if there is a sample for inference, else at the first call."""
     description = f"{compiler}, {mode}" if mode else compiler
-    model._compiled_call_impl = torch.compile(_own_frame(model), backend=compiler, mode=mode)
+    model._compiled_call_impl = torch.compile(_unique_entry_point(model), backend=compiler, mode=mode)
     if context.sample is None or context.is_training(model):
         context.details["compile"] = f"{description}, at the first call"
         return model
     sample = context.sample.copy()
     try:
-        with torch.no_grad(), unchanged(model):
+        with torch.no_grad(), preserve_state(model):
             model(*sample.args, **sample.kwargs)
     except RuntimeError as e:  # every error of dynamo and its back ends is a RuntimeError
         model._compiled_call_impl = None
@@ -61,7 +61,7 @@ def compiled_with(model: nn.Module, context: PassContext, compiler: str, mode: s
     return model
 
 
-def _own_frame(model: nn.Module) -> Callable[..., Any]:
+def _unique_entry_point(model: nn.Module) -> Callable[..., Any]:
     """Return a function that calls `model`, with its own code object, as the entry point for the compiler.
 
     `Module.compile` starts at torch's own code and compiles nothing of a model that consists only of torch's modules
@@ -71,7 +71,7 @@ def _own_frame(model: nn.Module) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    code = call.__code__.replace(co_name=f"call_{next(_NUMBERS)}")
+    code = call.__code__.replace(co_name=f"call_{next(_call_numbers)}")
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
@@ -91,14 +91,14 @@ class _Packed:
     """
 
     def __init__(self, model: nn.Module):
-        self._model, self._packed_state, self._packed = model, self._state(model), _optimised(model)
+        self._model, self._packed_state, self._packed = model, self._state(model), _optimize_with_ipex(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model
         if model.training or torch.is_grad_enabled():
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if (now := self._state(model)) != self._packed_state:
-            self._packed_state, self._packed = now, _optimised(model)
+            self._packed_state, self._packed = now, _optimize_with_ipex(model)
         return self._packed(*args, **kwargs)
 
     @staticmethod
@@ -106,7 +106,7 @@ class _Packed:
         return [(t.data_ptr(), t._version) for t in (*model.parameters(), *model.buffers()) if not t.is_inference()]
 
 
-def _optimised(model: nn.Module) -> nn.Module:
+def _optimize_with_ipex(model: nn.Module) -> nn.Module:
     """Return a copy that uses IPEX's operators. IPEX converts the weights to a lower precision itself."""
     ipex: Any = importlib.import_module(IPEX)
     model_copy = deep_copy(model)
@@ -130,7 +130,7 @@ def _ipex(model: nn.Module, context: PassContext) -> nn.Module:
     return model
 
 
-def _no_compiler(device_type: str) -> str:
+def _missing_compiler_reason(device_type: str) -> str:
     if device_type == "cpu":
         names = [os.environ.get("CXX", ""), "g++", "clang++"]
         has_compiler = any(n and shutil.which(n) for n in names)

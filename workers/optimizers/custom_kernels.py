@@ -22,7 +22,7 @@ from workers.optimizers.pass_context import (
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
-CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+MAX_RELATIVE_CHANGE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Maximum change of an output, relative to its largest value: a kernel rounds once, a module also in between."""
 
 
@@ -31,9 +31,9 @@ def custom_kernels(model: nn.Module, context: PassContext) -> nn.Module:
     if context.sample is None:
         raise SkipPass("the sizes of its rows are unknown without a sample input")
     expected = outputs(model, context.sample)
-    fitted = _fitted(model, context.sample, context)
+    fitted = _insert_kernels(model, context.sample, context)
     if not fitted.chosen:
-        raise SkipPass(_why(fitted))
+        raise SkipPass(_main_reason(fitted))
     _require_close(model, context.sample, expected)
     context.details["custom_kernels"] = str(fitted)
     return model
@@ -65,11 +65,15 @@ def prepare_model_with_custom_kernels(
     context = PassContext(backend, target_dtype, model_copy.training, inputs)
     expected = outputs(model_copy, inputs)
     measure_calls(model_copy, inputs, backend.device)
-    fitted = _fitted(model_copy, inputs, context)
+    fitted = _insert_kernels(model_copy, inputs, context)
     if fitted.chosen:
         _require_close(model_copy, inputs, expected)
     applied = ["placement", *([f"custom_kernels: {fitted}"] if fitted.chosen else [])]
-    skipped = fitted.unchanged_modules if fitted.chosen else {"custom_kernels": _why(fitted), **fitted.unchanged_modules}
+    skipped = (
+        fitted.unchanged_modules
+        if fitted.chosen
+        else {"custom_kernels": _main_reason(fitted), **fitted.unchanged_modules}
+    )
     backend.report = PreparedModel(model_copy, applied, skipped)
     return backend.report
 
@@ -80,7 +84,7 @@ def restore_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def _fitted(model: nn.Module, sample: Sample, context: PassContext) -> Fitted:
+def _insert_kernels(model: nn.Module, sample: Sample, context: PassContext) -> Fitted:
     try:
         return kernel_insertion.fit(
             model, sample, context.backend.device, learns=context.is_training(model), compiled=context.compiles
@@ -93,7 +97,7 @@ def _fitted(model: nn.Module, sample: Sample, context: PassContext) -> Fitted:
 def _require_close(model: nn.Module, sample: Sample, expected: list[torch.Tensor]) -> None:
     """Raise SkipPass, after removing the kernels, if they change the model's output too much."""
     actual = outputs(model, sample)
-    limit = max(CLOSE.get(one.dtype, CLOSE[torch.float32]) for one in [*actual, *expected])
+    limit = max(MAX_RELATIVE_CHANGE.get(one.dtype, MAX_RELATIVE_CHANGE[torch.float32]) for one in [*actual, *expected])
     try:
         require_close(actual, expected, limit)
     except SkipPass:
@@ -101,7 +105,7 @@ def _require_close(model: nn.Module, sample: Sample, expected: list[torch.Tensor
         raise
 
 
-def _why(fitted: Fitted) -> str:
+def _main_reason(fitted: Fitted) -> str:
     """Why no kernels are used: the most frequent reason."""
     reasons = list(fitted.unchanged_modules.values())
     if not reasons:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-RUN, BEFORE = "_polyfleet_run", "_polyfleet_forward_before"
+RUN, ORIGINAL = "_polyfleet_run", "_polyfleet_forward_before"
 
 
 def override(module: nn.Module, run: Callable[..., Any]) -> None:
@@ -20,11 +20,11 @@ def override(module: nn.Module, run: Callable[..., Any]) -> None:
     """
     restore(module)
     before = module.__dict__.get("forward")
-    module.__dict__.update({RUN: run, BEFORE: before, "forward": MethodType(forward, module)})
+    module.__dict__.update({RUN: run, ORIGINAL: before, "forward": MethodType(forward, module)})
 
 
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    run, before = self.__dict__[RUN], self.__dict__[BEFORE]
+    run, before = self.__dict__[RUN], self.__dict__[ORIGINAL]
     return run(before if before is not None else MethodType(type(self).forward, self), *args, **kwargs)
 
 
@@ -33,6 +33,6 @@ def restore(module: nn.Module) -> None:
     if module.__dict__.pop(RUN, None) is None:
         return
     del module.__dict__["forward"]
-    before = module.__dict__.pop(BEFORE)
+    before = module.__dict__.pop(ORIGINAL)
     if before is not None:
         module.__dict__["forward"] = before

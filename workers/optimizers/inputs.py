@@ -7,7 +7,7 @@ import torch
 
 from workers.backends.parts.device_transfer import tensors_of
 from workers.optimizers.fingerprint import tensor_digest
-from workers.optimizers.model_state import OPAQUE, PLAIN
+from workers.optimizers.model_state import OPAQUE_TYPES, SCALAR_TYPES
 from workers.optimizers.pass_context import Sample
 
 MAX_COPIES = 64
@@ -15,7 +15,8 @@ MAX_COPIES_BYTES = 2 << 30
 
 
 class Inputs:
-    """Supply of inputs: `refill` makes copies for the next calls outside the timed part, `take` returns one per call.
+    """Supply of inputs: `refill` makes copies for the next calls outside the timed part, `next_input` returns one per
+    call.
 
     Nothing is copied for a model that does not change its input.
     """
@@ -45,7 +46,7 @@ class Inputs:
         return self.changed
 
     def probe(self, call: Callable[[], Any]) -> None:
-        """Detect whether `call`, which uses `take`, changes its inputs. Nothing is timed."""
+        """Detect whether `call`, which uses `next_input`, changes its inputs. Nothing is timed."""
         self.changed = ("not known yet",)
         self.first()
         call()
@@ -78,7 +79,7 @@ def changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[
 
 def _leaves(value: Any, name: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """Iterate over values in nested lists, tuples, mappings and plain objects, such as a key-value cache."""
-    if isinstance(value, (torch.Tensor, *PLAIN, *OPAQUE)) or id(value) in above:
+    if isinstance(value, (torch.Tensor, *SCALAR_TYPES, *OPAQUE_TYPES)) or id(value) in above:
         yield name, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
@@ -98,4 +99,4 @@ def _digest(leaf: Any) -> str:
         return tensor_digest(leaf)
     if type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes"):
         return tensor_digest(torch.as_tensor(leaf)) if leaf.dtype.kind in "biuf" else leaf.tobytes().hex()
-    return repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
+    return repr(leaf) if isinstance(leaf, SCALAR_TYPES) else type(leaf).__name__

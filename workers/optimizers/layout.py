@@ -37,7 +37,7 @@ def fold_conv_bn(model: nn.Module, context: PassContext) -> nn.Module:
     if context.is_training(model):
         raise SkipPass("batch norm learns during training: call model.eval() first for inference")
     try:
-        pairs = batch_norm_folding.pairs(model)
+        pairs = batch_norm_folding.foldable_pairs(model)
     except batch_norm_folding.NotTraceable as e:
         raise SkipPass(f"the model cannot be traced: {e}") from e
     if not pairs:

@@ -13,20 +13,22 @@ from torch.nn.parameter import is_lazy
 
 from workers.optimizers.fingerprint import tensor_digest
 
-OPAQUE = (nn.Module, type)
-PLAIN = (int, float, complex, str, bytes, type(None))
-OWN = frozenset(vars(nn.Module()))
+OPAQUE_TYPES = (nn.Module, type)
+SCALAR_TYPES = (int, float, complex, str, bytes, type(None))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 MAX_NESTING = 4
 
 
-class Table:
+class StateSnapshot:
     """Snapshot of the buffers or attributes of one module. Tensors are copied to the host."""
 
     def __init__(self, values: dict[str, Any]):
-        self._values, self._names = values, {*values, *OWN}
+        self._values, self._names = values, {*values, *MODULE_ATTRIBUTES}
         self._before = {
-            name: value for name, value in values.items() if name not in OWN and isinstance(value, (Tensor, *PLAIN))
+            name: value
+            for name, value in values.items()
+            if name not in MODULE_ATTRIBUTES and isinstance(value, (Tensor, *SCALAR_TYPES))
         }
         tensors = [value for value in self._before.values() if isinstance(value, Tensor) and _has_own_bits(value)]
         self._contents = [(tensor, tensor.detach().cpu().clone(), tensor_digest(tensor)) for tensor in tensors]
@@ -51,17 +53,17 @@ class Table:
                     tensor.copy_(content)
 
 
-def tables(model: nn.Module) -> list[Table]:
-    return [Table(values) for module in model.modules() for values in (module._buffers, vars(module))]
+def snapshots(model: nn.Module) -> list[StateSnapshot]:
+    return [StateSnapshot(values) for module in model.modules() for values in (module._buffers, vars(module))]
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Restore the state of `model` at the end, so that trial calls advance no cache or counter.
 
     A model with lazy modules keeps what its first call initializes.
     """
-    before = [] if any(map(is_lazy, (*model.parameters(), *model.buffers()))) else tables(model)
+    before = [] if any(map(is_lazy, (*model.parameters(), *model.buffers()))) else snapshots(model)
     try:
         yield
     finally:
@@ -77,7 +79,7 @@ def tensors_in(value: Any, nesting: int = MAX_NESTING) -> Iterator[Tensor]:
     """Iterate over tensors in nested lists, tuples, mappings and plain objects, such as a key-value cache."""
     if isinstance(value, Tensor):
         yield value
-    if nesting == 0 or isinstance(value, (Tensor, *PLAIN, *OPAQUE)):
+    if nesting == 0 or isinstance(value, (Tensor, *SCALAR_TYPES, *OPAQUE_TYPES)):
         return
     if isinstance(value, Mapping):
         inner: Iterable[Any] = value.values()

@@ -19,7 +19,7 @@ from workers.optimizers import passes, speedup_history, trial
 from workers.optimizers.inputs import Inputs
 from workers.optimizers.output_difference import largest_difference
 from workers.optimizers.pass_context import PassContext, Sample, SkipPass, as_sample, deep_copy
-from workers.optimizers.preparation import mark, placed
+from workers.optimizers.preparation import mark, move_to_device
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.optimizers.timing import TimingComparison, compare_timings
 
@@ -169,7 +169,10 @@ class _Trials:
     def build(self, own_model: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
         """Apply the kept passes, and `extra`, to a model that we own. Raises SkipPass if `extra` does not apply."""
         selected = [*self.accepted, *([extra] if extra else [])]
-        self.pass_context.details, self.pass_context.compile_mode = {}, compile_mode_of(self.pass_context.backend.config)
+        self.pass_context.details, self.pass_context.compile_mode = (
+            {},
+            compile_mode_of(self.pass_context.backend.config),
+        )
         prepared = passes.apply(_on_device(own_model, self.pass_context), selected, self.pass_context)
         if extra is not None and extra.name in prepared.skipped:
             raise SkipPass(prepared.skipped[extra.name])
@@ -269,7 +272,7 @@ class _Trials:
         return self.pass_context.sample
 
     def _store_speedup(self, name: str, speedup: float) -> None:
-        speedup_history.remember(self.kind, str(torch.__version__), name, speedup)
+        speedup_history.record_speedup(self.kind, str(torch.__version__), name, speedup)
 
     def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
         names = [p.name for p in passes.PASSES if p in self.accepted]
@@ -282,7 +285,9 @@ class _Trials:
             "speedup": list(overall.ratio),
             "max_abs_error": self.error.max_abs,
             "max_rel_error": self.error.max_rel,
-            "tolerance": max((self._limit(p) for p in self.accepted), default=self.tolerance or TOLERANCE[torch.float32]),
+            "tolerance": max(
+                (self._limit(p) for p in self.accepted), default=self.tolerance or TOLERANCE[torch.float32]
+            ),
             "model_bytes_before": trial.model_bytes(self.base),
             "model_bytes_after": trial.model_bytes(final),
             **self._peaks(final),
@@ -295,7 +300,9 @@ class _Trials:
         peaks = {}
         for when, model in (("before", self.base), ("after", final)):
             inputs = Inputs(self._sample().copy() if self.changes_inputs else self._sample())
-            peaks[f"peak_bytes_{when}"] = self.pass_context.backend.peak_of(trial.make_call(model, self.pass_context, inputs))
+            peaks[f"peak_bytes_{when}"] = self.pass_context.backend.peak_of(
+                trial.make_call(model, self.pass_context, inputs)
+            )
         return peaks
 
 
@@ -308,5 +315,5 @@ def _require_number(name: str, value: Any, below: float, remedy: str) -> None:
 
 
 def _on_device(model: nn.Module, context: PassContext) -> nn.Module:
-    moved = placed(model, context.backend)
+    moved = move_to_device(model, context.backend)
     return moved if context.training else moved.eval()

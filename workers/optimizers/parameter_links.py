@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cluster.errors import UserError
-from workers.backends.parts.device_transfer import Moved, rebind_optimizer
+from workers.backends.parts.device_transfer import MovedTensors, rebind_optimizer
 
 _ANCESTORS: Any = WeakIdKeyDictionary()
 """Parameter of a copy -> weak references to the parameters it was copied from, the nearest first."""
@@ -29,7 +29,7 @@ def record_origin(copied: nn.Module, original: nn.Module) -> None:
             _ANCESTORS[parameter] = (weakref.ref(source), *_ANCESTORS.get(source, ()))
 
 
-def update_after_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]) -> None:
+def update_after_move(moved: MovedTensors, model: nn.Module, before: list[nn.Parameter]) -> None:
     """Record that parameters which a move replaced (XLA) come from those in `before`."""
     for old in before:
         new = moved.get(id(old))
@@ -40,7 +40,7 @@ def update_after_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]
 def check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device) -> None:
     """Raise UserError for an optimizer that would train anything but `model`. Changes nothing."""
     own_ids, related = {id(p) for p in model.parameters()}, _descendants(model)
-    tensors = list(_held(optimizer))
+    tensors = list(_optimizer_tensors(optimizer))
     unrelated = [p for p in tensors if id(p) not in related]
     if len(unrelated) == len(tensors):
         raise UserError(
@@ -61,7 +61,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module, device:
         )
 
 
-def bind(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device, fused: bool) -> None:
+def bind_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device, fused: bool) -> None:
     """Bind `optimizer`, in place and with its state, to the parameters of `model`, which is on `device`.
 
     Schedulers that hold it stay valid. `fused` says whether torch's fused and foreach steps run on this device.
@@ -71,13 +71,13 @@ def bind(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.devic
         group.update({key: False for key in ("fused", "foreach") if group.get(key)})
 
 
-def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
-def _descendants(model: nn.Module) -> Moved:
+def _descendants(model: nn.Module) -> MovedTensors:
     """Map the id of each parameter, and of those it was copied from, to the parameter. Only for tensors still alive."""
-    descendants: Moved = {}
+    descendants: MovedTensors = {}
     for parameter in model.parameters():
         for ancestor in (reference() for reference in _ANCESTORS.get(parameter, ())):
             if ancestor is not None:

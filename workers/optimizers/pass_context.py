@@ -9,7 +9,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.backends.parts.device_transfer import map_tensors, tensors_of
-from workers.optimizers.model_state import unchanged
+from workers.optimizers.model_state import preserve_state
 from workers.optimizers.output_difference import Difference, all_tensors, largest_difference
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def outputs(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
     training, inputs = model.training, sample.copy()
     model.eval()
     try:
-        with torch.no_grad(), unchanged(model):
+        with torch.no_grad(), preserve_state(model):
             return all_tensors(model(*inputs.args, **inputs.kwargs))
     finally:
         model.train(training)

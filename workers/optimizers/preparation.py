@@ -30,13 +30,13 @@ MARK = "_polyfleet_prepared"
 """Attribute of a prepared module: the level and precision it was prepared with, and whether we compiled it."""
 
 
-class Mark(NamedTuple):
+class PreparationMark(NamedTuple):
     level: str
     precision: str
     compiled: bool
 
 
-class Trained(NamedTuple):
+class PreparedTraining(NamedTuple):
     """A model and its optimizer ready to train, with the passes applied and skipped."""
 
     model: nn.Module
@@ -58,9 +58,9 @@ def prepare(
 
     See CompatMethods.prepare_model.
     """
-    chosen, context = _work(backend, model, level, sample_input, dtype, training=False)
+    chosen, context = _make_context(backend, model, level, sample_input, dtype, training=False)
     own_model = own_copy(model, backend)
-    backend.report = _pass(own_model.eval() if inference else own_model, chosen, context)
+    backend.report = _apply_passes(own_model.eval() if inference else own_model, chosen, context)
     return backend.report
 
 
@@ -72,27 +72,27 @@ def prepare_training(
     level: Level = None,
     sample_input: Any = None,
     inplace: bool = False,
-) -> Trained:
+) -> PreparedTraining:
     """Prepare a model and its optimizer for training. Wrong arguments are refused before anything is copied or moved.
 
     See CompatMethods.optimize_for_training.
     """
-    chosen, context = _work(backend, model, level, sample_input, dtype, training=True)
+    chosen, context = _make_context(backend, model, level, sample_input, dtype, training=True)
     if optimizer is not None:
         parameter_links.check_parameters(optimizer, model, backend.device)
-    own_model = placed(model, backend) if inplace else own_copy(model, backend)
-    backend.report = _pass(own_model, chosen, context)
+    own_model = move_to_device(model, backend) if inplace else own_copy(model, backend)
+    backend.report = _apply_passes(own_model, chosen, context)
     if optimizer is not None:
-        parameter_links.bind(optimizer, own_model, backend.device, backend.traits.fused_optimizers)
-    return Trained(backend.report.model, optimizer, backend.report.applied, backend.report.skipped)
+        parameter_links.bind_optimizer(optimizer, own_model, backend.device, backend.traits.fused_optimizers)
+    return PreparedTraining(backend.report.model, optimizer, backend.report.applied, backend.report.skipped)
 
 
-def _work(
+def _make_context(
     backend: "BaseBackend", model: nn.Module, level: Level, sample_input: Any, dtype: Dtype, training: bool
 ) -> tuple[OptimizationLevel, PassContext]:
     """Check the arguments, before anything is copied or moved. Return the level and the context of the passes."""
     require_module(model)
-    before: Mark | None = unwrap(model).__dict__.get(MARK)
+    before: PreparationMark | None = unwrap(model).__dict__.get(MARK)
     defaults = (before.level, before.precision) if before else (backend.optimization_level, backend.precision)
     chosen = OptimizationLevel.from_string(defaults[0] if level is None else level)
     sample = as_sample(sample_input)
@@ -115,16 +115,16 @@ def own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     """Return a copy on the device, without the overrides of an earlier preparation."""
     model_copy = deep_copy(model)
     parameter_links.record_origin(model_copy, model)
-    return placed(model_copy, backend)
+    return move_to_device(model_copy, backend)
 
 
-def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
+def move_to_device(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     """Move the model itself to the device, and remove the overrides of an earlier preparation."""
     before = list(model.parameters())
     parameter_links.update_after_move(device_transfer.move_module(model, backend.device), model, before)
     inner = unwrap(model)
     take_kernels_out(inner)
-    mark: Mark | None = inner.__dict__.pop(MARK, None)
+    mark: PreparationMark | None = inner.__dict__.pop(MARK, None)
     if mark is not None:
         for module in inner.modules():
             restore(module)
@@ -133,7 +133,7 @@ def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     return model
 
 
-def _pass(model: nn.Module, level: OptimizationLevel, context: PassContext) -> PreparedModel:
+def _apply_passes(model: nn.Module, level: OptimizationLevel, context: PassContext) -> PreparedModel:
     prepared = passes.run(model, level, context)
     mark(prepared.model, level, prepared.applied)
     return prepared
@@ -142,4 +142,6 @@ def _pass(model: nn.Module, level: OptimizationLevel, context: PassContext) -> P
 def mark(model: nn.Module, level: OptimizationLevel, applied: list[str]) -> None:
     """Record how `model` was prepared, for a later preparation."""
     details = dict(entry.partition(": ")[::2] for entry in applied)
-    unwrap(model).__dict__[MARK] = Mark(level.value, details.get("autocast", "float32"), "compile" in details)
+    unwrap(model).__dict__[MARK] = PreparationMark(
+        level.value, details.get("autocast", "float32"), "compile" in details
+    )

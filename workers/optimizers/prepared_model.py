@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def artefact(prepared: PreparedModel, entry: str, report: dict[str, Any]) -> dict[str, Any]:
+def artefact_state(prepared: PreparedModel, entry: str, report: dict[str, Any]) -> dict[str, Any]:
     """Return the state to save. Folding must be the only pass that changed tensors of `prepared`: level O1 at most."""
     rebuild = {"folded": [list(pair) for pair in prepared.folded], "precision": report["precision"]}
     return {"model": unwrap(prepared.model), "extra": {"entry": entry, "report": report, "rebuild": rebuild}}
@@ -44,9 +44,9 @@ def load_prepared(
     """
     from workers.selection.factory import get_backend
 
-    record = _told(path)
+    record = _read_record(path)
     own_model = deep_copy(model).eval()
-    _refold(own_model, record["rebuild"]["folded"])
+    _apply_folding(own_model, record["rebuild"]["folded"])
     load(path, into={"model": own_model})
     device = get_backend(backend) if backend is None or isinstance(backend, str) else backend
     return device.prepare_model(
@@ -54,7 +54,7 @@ def load_prepared(
     )
 
 
-def _told(path: str | os.PathLike[str]) -> dict[str, Any]:
+def _read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     with open_checkpoint(path) as opened:
         entry = opened.manifest.entries.get("extra")
         record = tree.decode(entry.tree, lambda name, _: name) if entry is not None else {}
@@ -63,7 +63,7 @@ def _told(path: str | os.PathLike[str]) -> dict[str, Any]:
     return record
 
 
-def _refold(model: nn.Module, folded: list[list[str]]) -> None:
+def _apply_folding(model: nn.Module, folded: list[list[str]]) -> None:
     """Give convolutions the bias that comes from a folded norm, and replace the norms by Identity."""
     for conv_name, norm_name in folded:
         try:

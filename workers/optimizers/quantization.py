@@ -20,7 +20,7 @@ def int8_weights(model: nn.Module, context: PassContext) -> nn.Module:
     """Store weights of linear layers as int8 with a scale per output channel. Activations do not change."""
     if context.backend.device.type != "cpu":
         raise SkipPass("only for the CPU, where most time goes into reading weights")
-    return _quantized(model, context, "Int8WeightOnlyConfig")
+    return _quantize(model, context, "Int8WeightOnlyConfig")
 
 
 def fp8_linear(model: nn.Module, context: PassContext) -> nn.Module:
@@ -29,10 +29,10 @@ def fp8_linear(model: nn.Module, context: PassContext) -> nn.Module:
         raise SkipPass(f"not allowed by the option {context.backend.BACKEND_NAME}.fp8")
     if not context.backend.supports_dtype("float8_e4m3fn"):
         raise SkipPass(f"{context.backend.device} has no units for float8_e4m3fn")
-    return _quantized(model, context, "Float8DynamicActivationFloat8WeightConfig")
+    return _quantize(model, context, "Float8DynamicActivationFloat8WeightConfig")
 
 
-def _quantized(model: nn.Module, context: PassContext, configuration: str) -> nn.Module:
+def _quantize(model: nn.Module, context: PassContext, configuration: str) -> nn.Module:
     if context.is_training(model):
         raise SkipPass("quantised weights cannot be trained: call model.eval() first for inference")
     if not any(isinstance(m, nn.Linear) for m in model.modules()):
@@ -42,20 +42,20 @@ def _quantized(model: nn.Module, context: PassContext, configuration: str) -> nn
     if find_spec("torchao") is None:
         raise SkipPass("needs the package torchao: install the extra 'quantize' in this environment")
     expected = outputs(model, context.sample)
-    with _quiet():
+    with _silence_torchao():
         ao: Any = __import__("torchao.quantization", fromlist=["quantize_"])
         quantized = deep_copy(model)  # so that the original is unchanged if the error is too large
         ao.quantize_(quantized, getattr(ao, configuration)())
         difference = require_close(outputs(quantized, context.sample), expected, QUANTIZED_RELATIVE)
-    context.details[NAMES[configuration]] = f"output changed by {difference.max_rel:.1e} of its largest value"
+    context.details[PASS_NAMES[configuration]] = f"output changed by {difference.max_rel:.1e} of its largest value"
     return quantized
 
 
-NAMES = {"Int8WeightOnlyConfig": "int8_weights", "Float8DynamicActivationFloat8WeightConfig": "fp8_linear"}
+PASS_NAMES = {"Int8WeightOnlyConfig": "int8_weights", "Float8DynamicActivationFloat8WeightConfig": "fp8_linear"}
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_torchao() -> Iterator[None]:
     """Silence torchao, which on import prints at length which of its GPU extensions do not load."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -6,14 +6,14 @@ from statistics import geometric_mean
 from workers import measurement_files
 
 NAME = "optimizations"
-LAST = 20
+MAX_MEASUREMENTS = 20
 
 
 def path() -> Path:
     return measurement_files.path(NAME)
 
 
-def remember(kind: str, torch: str, name: str, speedup: float) -> None:
+def record_speedup(kind: str, torch: str, name: str, speedup: float) -> None:
     measurement_files.add(NAME, {"kind": kind, "torch": torch, "pass": name, "speedup": round(speedup, 4)})
 
 
@@ -23,4 +23,4 @@ def speedups(kind: str) -> dict[str, float]:
     for line in measurement_files.lines(NAME):
         if line.get("kind") == kind and isinstance(line.get("speedup"), int | float) and line["speedup"] > 0:
             by_pass.setdefault(str(line.get("pass")), []).append(float(line["speedup"]))
-    return {name: round(geometric_mean(values[-LAST:]), 3) for name, values in by_pass.items()}
+    return {name: round(geometric_mean(values[-MAX_MEASUREMENTS:]), 3) for name, values in by_pass.items()}

@@ -10,7 +10,7 @@ from workers.benchmark.timing import Timer
 from workers.optimizers.inputs import Inputs
 
 ROUNDS, WARMUP = 12, 2
-ROUND_S, LONGEST_S = 2e-3, 50e-3
+MIN_ROUND_S, MAX_ROUND_S = 2e-3, 50e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def compare_timings(
     inputs that calls of both consume.
     """
     both, refill = (first, second), inputs.refill if inputs else None
-    calls = _repeats(*(min(timer.block(call, 1, refill=refill).call_s for _ in range(WARMUP)) for call in both))
+    calls = _calls_per_round(*(min(timer.block(call, 1, refill=refill).call_s for _ in range(WARMUP)) for call in both))
     calls = min(calls, inputs.max_calls) if inputs and inputs.changed else calls
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
@@ -50,8 +50,10 @@ def compare_timings(
     return TimingComparison(interval(times[0]), interval(times[1]), interval(ratios))
 
 
-def _repeats(first_s: float, second_s: float) -> int:
+def _calls_per_round(first_s: float, second_s: float) -> int:
     """Calls per round: enough that the faster takes 2 ms, so that one wake-up of another process does not dominate, but
     few enough that the slower takes at most 50 ms.
     """
-    return max(1, min(math.ceil(ROUND_S / max(min(first_s, second_s), 1e-7)), int(LONGEST_S / max(first_s, second_s))))
+    return max(
+        1, min(math.ceil(MIN_ROUND_S / max(min(first_s, second_s), 1e-7)), int(MAX_ROUND_S / max(first_s, second_s)))
+    )

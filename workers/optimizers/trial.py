@@ -8,7 +8,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.optimizers.inputs import Inputs
-from workers.optimizers.model_state import unchanged
+from workers.optimizers.model_state import preserve_state
 from workers.optimizers.output_difference import all_tensors
 from workers.optimizers.pass_context import PassContext
 
@@ -48,12 +48,12 @@ def outcome(model: nn.Module, context: PassContext) -> list[torch.Tensor]:
     was_training, inputs = model.training, context.sample.copy()
     model.eval()
     try:
-        with unchanged(model):
+        with preserve_state(model):
             with torch.no_grad():
                 results = all_tensors(model(*inputs.args, **inputs.kwargs))
             context.backend.step_boundary()
         if context.training:
-            with unchanged(model):
+            with preserve_state(model):
                 make_call(model, context)()
                 context.backend.step_boundary()
     finally:

@@ -5,11 +5,11 @@ import os
 import sys
 
 from cluster.errors import PolyfleetError
-from workers.selection.summary import backend_rows, print_backend_summary, quiet
+from workers.selection.summary import backend_rows, disable_torch_autoload, print_backend_summary
 
 
 def main() -> int:
-    quiet()
+    disable_torch_autoload()
     try:
         if "--json" in sys.argv:
             os.write(1, json.dumps(backend_rows()).encode())

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.errors import UserError, nearest
 from workers import backends
-from workers.config_values import short_repr, split
+from workers.config_values import short_repr, split_names
 from workers.selection import device_preference
 
 AUTO = "auto"
@@ -16,7 +16,7 @@ AUTO = "auto"
 def check_names(what: str, value: Any) -> tuple[str, ...]:
     """Return names in order, from a comma-separated string or an iterable. Raises UserError for other values."""
     if isinstance(value, str):
-        return split(value)
+        return split_names(value)
     if isinstance(value, Iterable) and not isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return tuple(value)
     raise UserError(f"{what} is {short_repr(value)}", "give names in order, such as ['nvidia', 'cpu']")
@@ -39,7 +39,9 @@ def rates(workload: "Mapping[str, float] | None") -> dict[str, float]:
             raise UserError(
                 f"workload[{short_repr(kind)}] is {short_repr(rate)}", "give items per second, measured on that kind"
             )
-    return {resolved: float(rate) for kind, rate in workload.items() for resolved in device_preference.checked(kind)}
+    return {
+        resolved: float(rate) for kind, rate in workload.items() for resolved in device_preference.resolve_kinds(kind)
+    }
 
 
 def check_known(cls: type, arguments: Mapping[str, Any]) -> None:

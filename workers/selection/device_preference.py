@@ -20,7 +20,7 @@ class Ranked(Protocol):
     def unavailable_reason(self) -> str: ...
 
 
-Found = TypeVar("Found", bound=Ranked)
+AnyDevice = TypeVar("AnyDevice", bound=Ranked)
 
 
 def tier(kind: str) -> float:
@@ -30,24 +30,24 @@ def tier(kind: str) -> float:
     return order.index(name) if name else len(order) - 1.5
 
 
-def usable(devices: Iterable[Found]) -> list[Found]:
+def usable(devices: Iterable[AnyDevice]) -> list[AnyDevice]:
     """Return the devices that may be chosen automatically: available and not emulated."""
     return [d for d in devices if not d.emulated and not d.unavailable_reason]
 
 
 def ranked(
-    devices: Iterable[Found], priority: Sequence[str] = (), workload: Mapping[str, float] | None = None
-) -> list[Found]:
+    devices: Iterable[AnyDevice], priority: Sequence[str] = (), workload: Mapping[str, float] | None = None
+) -> list[AnyDevice]:
     """Return usable devices, best first.
 
     `priority` lists backends, aliases, models or kinds, which come first, in this order. `workload` is measured
     throughput by kind (higher is better): it orders devices of equal priority; kinds without a measurement come last.
     Raises UserError for an unknown name in `priority`.
     """
-    preferred = [checked(word) for word in priority]
+    preferred = [resolve_kinds(word) for word in priority]
     measured = workload or {}
 
-    def key(device: Found) -> tuple[float, float, float]:
+    def key(device: AnyDevice) -> tuple[float, float, float]:
         matches = (
             n
             for n, kinds in enumerate(preferred)
@@ -60,12 +60,12 @@ def ranked(
 
 
 def best(
-    devices: Iterable[Found], priority: Sequence[str] = (), workload: Mapping[str, float] | None = None
-) -> Found | None:
+    devices: Iterable[AnyDevice], priority: Sequence[str] = (), workload: Mapping[str, float] | None = None
+) -> AnyDevice | None:
     return next(iter(ranked(devices, priority, workload)), None)
 
 
-def checked(word: str) -> tuple[str, ...]:
+def resolve_kinds(word: str) -> tuple[str, ...]:
     """Resolve a backend, or a model's name to its kinds. Raises UserError naming the nearest.
 
     In BACKEND:MODEL the model need not be in the catalogue: discovery may find devices that the catalogue lacks.

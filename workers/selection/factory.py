@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import UserError
 from workers import backends
-from workers.config import Given, PolyfleetConfig, config_of
+from workers.config import ConfigLike, PolyfleetConfig, config_of
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable
 from workers.selection import argument_checks, device_preference
@@ -26,7 +26,7 @@ class BackendFactory:
     @staticmethod
     def create(
         backend_type: Name = BackendType.AUTO,
-        config: Given = None,
+        config: ConfigLike = None,
         fallback_backends: Sequence[Name] | str | None = None,
         **arguments: Any,
     ) -> "BaseBackend":
@@ -48,11 +48,11 @@ class BackendFactory:
             else argument_checks.check_backend_names("fallback_backends", fallback_backends)
         )
         try:
-            return _one(requested, settings, arguments)
+            return _create(requested, settings, arguments)
         except BackendUnavailable as e:
             if not fallbacks:
                 raise
-            return _instead(e, fallbacks, settings, arguments)
+            return _create_fallback(e, fallbacks, settings, arguments)
 
     @staticmethod
     def is_available(backend_type: Name) -> bool:
@@ -66,7 +66,7 @@ class BackendFactory:
 
 def get_backend(
     name: Name | None = None,
-    config: Given = None,
+    config: ConfigLike = None,
     fallback_backends: Sequence[Name] | str | None = None,
     **arguments: Any,
 ) -> "BaseBackend":
@@ -77,7 +77,7 @@ def get_backend(
 def detect_best_backend(
     priority: Sequence[str] | str | None = None,
     workload: Mapping[str, float] | None = None,
-    config: Given = None,
+    config: ConfigLike = None,
 ) -> str:
     """Name of the backend that AUTO would choose.
 
@@ -85,7 +85,7 @@ def detect_best_backend(
     BackendUnavailable if no enabled backend can be used, UserError for an unknown backend or kind.
     """
     settings, rates = config_of(config), argument_checks.rates(workload)
-    return _choose(
+    return _choose_device(
         settings, settings.priority if priority is None else argument_checks.check_names("priority", priority), rates
     )[0]
 
@@ -118,12 +118,12 @@ def get_backend_info(name: Name) -> dict[str, Any]:
     }
 
 
-def _one(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
-    return _best(config, arguments) if name == argument_checks.AUTO else _named(name, config, arguments)
+def _create(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
+    return _create_best(config, arguments) if name == argument_checks.AUTO else _create_named(name, config, arguments)
 
 
-def _named(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
-    if name in backends.OWN and name not in config.backends:
+def _create_named(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
+    if name in backends.BUILTIN and name not in config.backends:
         raise BackendUnavailable(name, NOT_ENABLED, config.backends)
     cls = backends.load(name)
     if reason := cls.unavailable_reason():
@@ -132,13 +132,13 @@ def _named(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "Ba
     return cls(config, **arguments)
 
 
-def _instead(
+def _create_fallback(
     unavailable: BackendUnavailable, fallbacks: Sequence[str], config: PolyfleetConfig, arguments: dict[str, Any]
 ) -> "BaseBackend":
     reasons = [f"{unavailable.backend}: {unavailable.reason}"]
     for name in fallbacks:
         try:
-            backend = _one(name, config, arguments)
+            backend = _create(name, config, arguments)
         except BackendUnavailable as e:
             reasons.append(f"{e.backend}: {e.reason}")
             continue
@@ -150,14 +150,14 @@ def _instead(
     )
 
 
-def _best(config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
-    name, number = _choose(config, config.priority, {})
+def _create_best(config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
+    name, number = _choose_device(config, config.priority, {})
     cls = backends.load(name)
     argument_checks.check_known(cls, arguments)
     return cls(config, **({"device_id": number} | arguments))
 
 
-def _choose(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str, float]) -> tuple[str, int]:
+def _choose_device(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str, float]) -> tuple[str, int]:
     """Choose the best device whose backend works in this process: (backend, number of its device)."""
     devices = detected_devices()
     best_first = device_preference.ranked(devices, priority, rates)
@@ -168,12 +168,12 @@ def _choose(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str
         elif device.backend not in reasons:
             reasons[device.backend] = backends.unavailable_reason(device.backend)
         if not reasons[device.backend]:
-            return device.backend, number(device)
+            return device.backend, torch_index(device)
     causes = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise BackendUnavailable("auto", causes or "no device was found", config.backends)
 
 
-def number(device: DeviceInfo) -> int:
+def torch_index(device: DeviceInfo) -> int:
     """Torch's number of a usable device: `cuda:1` -> 1, `cpu` -> 0."""
     return int(device.device_type.partition(":")[2] or 0)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cluster.errors import UserError
 from workers import backends
-from workers.config import Given, PolyfleetConfig, config_of
+from workers.config import ConfigLike, PolyfleetConfig, config_of
 from workers.config_values import short_repr
 from workers.device_info import DeviceInfo
 from workers.errors import NotEnoughMemory
@@ -26,7 +26,7 @@ class Estimate(Protocol):
 def create_with_memory_check(
     preference: "Sequence[str | BackendType] | str",
     bytes_needed: "int | Estimate",
-    config: Given = None,
+    config: ConfigLike = None,
     **arguments: Any,
 ) -> "BaseBackend":
     """Create the first backend of `preference` (names, aliases or `auto`) on a device with enough free memory.
@@ -46,8 +46,8 @@ def create_with_memory_check(
         for device in (d for d in devices if d.backend == name):
             free = _free_bytes(device, settings)
             if free is not None and free >= needed:
-                return backends.load(name)(settings, **(arguments | {"device_id": factory.number(device)}))
-            rejected.append(_told(device, free, needed))
+                return backends.load(name)(settings, **(arguments | {"device_id": factory.torch_index(device)}))
+            rejected.append(_rejection(device, free, needed))
     raise NotEnoughMemory(needed, tuple(rejected))
 
 
@@ -70,10 +70,10 @@ def _names(preference: Sequence[str], devices: list[DeviceInfo], config: Polyfle
 def _free_bytes(device: DeviceInfo, config: PolyfleetConfig) -> int | None:
     if device.free_memory_bytes is not None or device.unavailable_reason:
         return None if device.unavailable_reason else device.free_memory_bytes
-    return backends.load(device.backend)(config, device_id=factory.number(device)).get_memory_stats()["free_bytes"]
+    return backends.load(device.backend)(config, device_id=factory.torch_index(device)).get_memory_stats()["free_bytes"]
 
 
-def _told(device: DeviceInfo, free: int | None, needed: int) -> str:
+def _rejection(device: DeviceInfo, free: int | None, needed: int) -> str:
     label = f"{device.device_type} ({device.device_name})"
     if device.unavailable_reason:
         return f"{label}: {device.unavailable_reason}"

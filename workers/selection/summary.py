@@ -7,13 +7,13 @@ from typing import Any, TextIO
 from cluster.catalogue import vendors
 from cluster.errors import UserError
 from workers import backends
-from workers.config import Given
+from workers.config import ConfigLike
 from workers.discovery.versions import versions
 from workers.errors import BackendUnavailable
 from workers.selection import factory
 
 
-def backend_rows(config: Given = None) -> list[dict[str, Any]]:
+def backend_rows(config: ConfigLike = None) -> list[dict[str, Any]]:
     """Return one dict per backend, usable ones first. Opens no device.
 
     Keys: backend, title, aliases, available, reason, recommended, torch, and devices (device, name, kind, total_bytes,
@@ -25,7 +25,7 @@ def backend_rows(config: Given = None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["available"], order.get(row["backend"], len(order))))
 
 
-def print_backend_summary(config: Given = None, file: TextIO | None = None) -> None:
+def print_backend_summary(config: ConfigLike = None, file: TextIO | None = None) -> None:
     """Print `backend_rows` as text, with ticks and crosses if the output's encoding has them, else yes and no."""
     out = sys.stdout if file is None else file
     if not hasattr(out, "write"):
@@ -38,7 +38,7 @@ def print_backend_summary(config: Given = None, file: TextIO | None = None) -> N
         note = "recommended" if row["recommended"] else row["reason"]
         print(f" {marks[not row['available']]} {row['backend']:8} {note}".rstrip(), file=out)
         for device in row["devices"]:
-            print(f"     {device['device']:8} {_sizes(device)}  {device['name']}{_aside(device)}", file=out)
+            print(f"     {device['device']:8} {_sizes(device)}  {device['name']}{_reason_suffix(device)}", file=out)
 
 
 def _row(name: str, devices: list[Any], recommended: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _row(name: str, devices: list[Any], recommended: bool) -> dict[str, Any]:
     }
 
 
-def _recommended(config: Given) -> str:
+def _recommended(config: ConfigLike) -> str:
     try:
         return factory.detect_best_backend(config=config)
     except BackendUnavailable:
@@ -77,10 +77,10 @@ def _sizes(device: dict[str, Any]) -> str:
     return f"{'?' if free is None else f'{free:.1f}':>6} of {'?' if total is None else f'{total:.1f}':>6} GiB free"
 
 
-def _aside(device: dict[str, Any]) -> str:
+def _reason_suffix(device: dict[str, Any]) -> str:
     return f" ({device['reason']})" if device["reason"] else ""
 
 
-def quiet() -> None:
+def disable_torch_autoload() -> None:
     """Stop torch from loading device extensions at import: torch_tpu would map its runtime into this process."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

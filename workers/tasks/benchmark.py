@@ -32,7 +32,7 @@ STEPS = 3
 ARGUMENTS = ("rounds", "warmup", "level", "precision", "train", "sample_input", "batch_size", "session", "trace")
 MODES = {"forward": "forward", "training_step": "train"}
 """Row names of the result -> the session's mode."""
-AGAIN = "again"
+CONTROL = "again"
 HASHES = ("weights_sha256", "inputs_sha256")
 Data = dict[str, Any]
 
@@ -43,7 +43,7 @@ def main(context: Context) -> Data:
         return _session(context)
     if context.arguments.get("trace"):
         return _trace(context)
-    options = _asked(context)
+    options = _parse_options(context)
     model, sample = model_factory.make_model(context), model_factory.make_sample(context)
     if sample is None:
         raise UserError(
@@ -62,16 +62,16 @@ def main(context: Context) -> Data:
         context.events.preempted()
     rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
     for row in rows:
-        _say(_sentence(row))
+        _print_line(_sentence(row))
     job_facts = _facts(context, options, session_facts) | {"parameters": model_factory.parameter_count(model)}
-    noise = statistics.noise(blocks["forward"], blocks[AGAIN])
+    noise = statistics.noise(blocks["forward"], blocks[CONTROL])
     hashes = {name: opened["forward"][name] for name in HASHES}
     result: Data = plain({"rows": rows, "noise": noise, "host": machine} | hashes | job_facts)
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Options:
     """Checked arguments. `warmup` rounds run before the counted ones and are discarded."""
 
     rounds: int
@@ -81,14 +81,14 @@ class _Asked:
     cases: tuple[str, ...]
 
 
-def _asked(context: Context) -> _Asked:
+def _parse_options(context: Context) -> _Options:
     arguments = context.arguments
     if unknown := sorted(arguments.keys() - set(ARGUMENTS)):
         raise UserError(f"a benchmark has no argument {unknown[0]!r}", nearest(unknown[0], ARGUMENTS))
     train = arguments.get("train", True)
     if not isinstance(train, bool):
         raise UserError(f"train is {train!r}", "give true or false")
-    return _Asked(
+    return _Options(
         _count(arguments, "rounds", ROUNDS, 1),
         _count(arguments, "warmup", WARMUP, 0),
         OptimizationLevel.from_string(arguments.get("level") or "O1").value,
@@ -97,7 +97,7 @@ def _asked(context: Context) -> _Asked:
     )
 
 
-def _open(context: Context, options: _Asked, session: Session) -> dict[str, Data]:
+def _open(context: Context, options: _Options, session: Session) -> dict[str, Data]:
     """Open the cases and return their facts; cases not yet open when a stop is requested are missing."""
     opened: dict[str, Data] = {}
     for case in options.cases:
@@ -111,26 +111,26 @@ def _open(context: Context, options: _Asked, session: Session) -> dict[str, Data
         try:
             facts = opened[case] = session.open_case(case, settings)
         except Unsupported as e:
-            raise _refusal(case, e) from None
+            raise _unsupported_error(case, e) from None
         prepared, first = (_seconds(facts[key]) for key in ("prepare_s", "first_call_s"))
-        _say(f"{case}: prepared in {prepared}, first call {first}; {_checked(facts)}")
+        _print_line(f"{case}: prepared in {prepared}, first call {first}; {_accuracy_text(facts)}")
         if facts.get("note"):
-            _say(f"{case}: {facts['note']}")
+            _print_line(f"{case}: {facts['note']}")
     return opened
 
 
-def _refusal(case: str, reason: Unsupported) -> UserError:
+def _unsupported_error(case: str, reason: Unsupported) -> UserError:
     remedy = reason.__cause__.remedy if isinstance(reason.__cause__, PolyfleetError) else ""
     usual = "use another precision or level" if case == "forward" else "set train: false in the job's arguments"
     return UserError(f"{case}: {reason}", remedy or usual)
 
 
-def _rounds(context: Context, options: _Asked, session: Session, opened: dict[str, Data]) -> dict[str, list[Data]]:
+def _rounds(context: Context, options: _Options, session: Session, opened: dict[str, Data]) -> dict[str, list[Data]]:
     """Measure blocks by case, in random order in each round; a case with wrong results has none. The first case is
     measured twice per round: the difference is the machine's noise (A/A control)."""
-    blocks: dict[str, list[Data]] = {case: [] for case in (*MODES, AGAIN)}
+    blocks: dict[str, list[Data]] = {case: [] for case in (*MODES, CONTROL)}
     turns = [(case, case) for case, facts in opened.items() if facts["accuracy"]["ok"] is not False]
-    turns += [(AGAIN, "forward")] if ("forward", "forward") in turns else []
+    turns += [(CONTROL, "forward")] if ("forward", "forward") in turns else []
     for number in range(-options.warmup, options.rounds if turns else -options.warmup):
         if context.preempted:
             break
@@ -140,7 +140,7 @@ def _rounds(context: Context, options: _Asked, session: Session, opened: dict[st
         if number >= 0:
             for name, block in measured.items():
                 blocks[name].append(block)
-            times_s = {f"{name}_s": statistics.call_s(block) for name, block in measured.items() if name != AGAIN}
+            times_s = {f"{name}_s": statistics.call_s(block) for name, block in measured.items() if name != CONTROL}
             context.report(number + 1, of=options.rounds, **times_s)
     return blocks
 
@@ -164,7 +164,7 @@ def _row(case: str, facts: Data, blocks: list[Data]) -> Data:
     }
 
 
-def _facts(context: Context, options: _Asked, session_facts: Data) -> Data:
+def _facts(context: Context, options: _Options, session_facts: Data) -> Data:
     """Facts about the job, and about the device from the session."""
     copied = ("emulated", "torch", "versions", "threads", "timer", "timer_overhead_s")
     return {
@@ -176,7 +176,7 @@ def _facts(context: Context, options: _Asked, session_facts: Data) -> Data:
     } | {name: session_facts[name] for name in copied}
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - a rank's log is what it prints
 
 
@@ -188,7 +188,7 @@ def _sentence(row: Data) -> str:
     return f"{row['case']}: {middle} per call ({low} to {high}, 95 %), {rate} items/s, {len(row['samples_s'])} rounds"
 
 
-def _checked(facts: Data) -> str:
+def _accuracy_text(facts: Data) -> str:
     accuracy = facts["accuracy"]
     if accuracy["ok"] is not True:
         return f"WRONG: {accuracy['reason']}" if accuracy["ok"] is False else str(accuracy["reason"])
@@ -233,7 +233,7 @@ def _session(context: Context) -> dict[str, Any]:
     def handle(message: dict[str, Any]) -> Any:
         number = int(message.pop("device", 0))
         if number not in sessions:
-            backend = context.backend if number == context.backend.device_id else _other(context.backend, number)
+            backend = context.backend if number == context.backend.device_id else _backend_for(context.backend, number)
             sessions[number] = Session(backend, context.seed, user if context.entry else None)
         return sessions[number].handle(message)
 
@@ -244,7 +244,7 @@ def _session(context: Context) -> dict[str, Any]:
         return {"session": serve(folder, handle, lambda: context.stop.requested)}
 
 
-def _other(backend: BaseBackend, number: int) -> BaseBackend:
+def _backend_for(backend: BaseBackend, number: int) -> BaseBackend:
     return type(backend)(backend.config, device_id=number)
 
 

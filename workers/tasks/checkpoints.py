@@ -15,9 +15,9 @@ from workers.checkpoint.background_saver import SHARED
 from workers.checkpoint.format.manifest import RANDOM
 from workers.checkpoint.nan_check import check_no_nan
 from workers.checkpoint.saver import PreparedSave
-from workers.checkpoint.state.rank_group import cut_among_ranks
+from workers.checkpoint.state.rank_group import is_sharded_state
 from workers.errors import NonFiniteValue
-from workers.tasks.resume_choice import candidate_checkpoints, newest_sound
+from workers.tasks.resume_choice import candidate_checkpoints, load_newest_undamaged
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class CheckpointContext:
         started_s, context = time.perf_counter(), self._context
         states = context.ranks.gather(context.backend.rng_state())
         everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
-        write = context.rank == 0 or cut_among_ranks(everything)
+        write = context.rank == 0 or is_sharded_state(everything)
         result = context.ranks.from_first(self._begin(step, everything) if write else None)
         if isinstance(result, PolyfleetError):
             raise result
@@ -182,11 +182,11 @@ class CheckpointContext:
         names = ranks.from_first([str(path.relative_to(folder.parent)) for path in candidates])
 
         def from_path(path: Path) -> Loaded:
-            dtypes = _held(backend)
+            dtypes = _unconverted_dtypes(backend)
             return load(path, into=into, dtype="native", supported_dtypes=dtypes, verify="once")
 
         try:
-            loaded = newest_sound([folder.parent / name for name in names], from_path, ranks)
+            loaded = load_newest_undamaged([folder.parent / name for name in names], from_path, ranks)
         except DamagedCheckpoint as e:
             self._load_error = e
             raise
@@ -204,7 +204,7 @@ class CheckpointContext:
         return f"seeded with {seed}: the saved state is for another device type or number of ranks"
 
 
-def _held(backend: "BaseBackend") -> "frozenset[torch.dtype]":
+def _unconverted_dtypes(backend: "BaseBackend") -> "frozenset[torch.dtype]":
     """Return the dtypes to restore without conversion.
 
     A CPU without hardware units for a dtype computes with it slowly, but with the same results as one with units, so a

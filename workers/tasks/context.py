@@ -18,7 +18,7 @@ from workers.attempt.redaction import Redactor
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
 from workers.errors import NonFiniteValue
-from workers.rank_events import LARGEST_STEP
+from workers.rank_events import MAX_STEP
 from workers.tasks.checkpoints import CheckpointContext
 from workers.tasks.data_loading import DeviceLoader
 from workers.tasks.distributed import RankGroup, group
@@ -154,7 +154,9 @@ class Context:
             prepared.append(optimizer)
         if loader is not None:
             ranks = self.rank, self.ranks.world_size
-            prepared.append(DeviceLoader(loader, self.backend, *ranks, self.seed, lambda: self.progress.record_step("batch")))
+            prepared.append(
+                DeviceLoader(loader, self.backend, *ranks, self.seed, lambda: self.progress.record_step("batch"))
+            )
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -169,8 +171,8 @@ class Context:
         """
         if reserved := RESERVED & set(metrics):
             raise UserError(f"ctx.report: the metric name {min(reserved)!r} is reserved", "rename the metric")
-        if not 0 <= step <= LARGEST_STEP:
-            raise UserError(f"ctx.report received step {step}", f"use a step from 0 to {LARGEST_STEP}")
+        if not 0 <= step <= MAX_STEP:
+            raise UserError(f"ctx.report received step {step}", f"use a step from 0 to {MAX_STEP}")
         self.last_step = int(step)
         total: dict[str, Number] = {} if of is None else {"of": _total(of, self.last_step)}
         values = {name: metric(name, value) for name, value in metrics.items()}
@@ -217,10 +219,10 @@ def _total(of: Any, step: int) -> int:
         total = operator.index(of)
     except TypeError:
         total = 0
-    if isinstance(of, bool) or not max(step, 1) <= total <= LARGEST_STEP:
+    if isinstance(of, bool) or not max(step, 1) <= total <= MAX_STEP:
         raise UserError(
             f"ctx.report received of={of!r} at step {step}",
-            f"`of` is the total number of steps, from {max(step, 1)} to {LARGEST_STEP}; if it is a metric, rename it",
+            f"`of` is the total number of steps, from {max(step, 1)} to {MAX_STEP}; if it is a metric, rename it",
         )
     return total
 

@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from workers.backends.base import BaseBackend
 
-MEETING_TIMEOUT = timedelta(minutes=5)
-WORK_TIMEOUT = timedelta(minutes=30)
-LONGEST_PAUSE = timedelta(days=7)
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+MAX_PAUSE = timedelta(days=7)
 
 
 class RankGroup:
@@ -33,14 +33,14 @@ class RankGroup:
         return self.world_size > 1
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this, at most LONGEST_PAUSE."""
+        """Wait until all ranks have called this, at most MAX_PAUSE."""
         if not self.is_distributed:
             return
         self._barriers += 1
         key = f"meeting-{self._barriers}"
         if self.store.add(key, 1) == self.world_size:
             self.store.set(f"{key}-all", "")
-        self.store.wait([f"{key}-all"], LONGEST_PAUSE)
+        self.store.wait([f"{key}-all"], MAX_PAUSE)
 
     def from_first(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
@@ -66,8 +66,8 @@ def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[RankGrou
         yield RankGroup(rank, world_size)
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=MEETING_TIMEOUT)
-    backend.init_group(PrefixStore("group", store), rank, world_size, WORK_TIMEOUT)
+    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=RENDEZVOUS_TIMEOUT)
+    backend.init_group(PrefixStore("group", store), rank, world_size, COLLECTIVE_TIMEOUT)
     control = None if backend.collective_backend == "gloo" else dist.new_group(backend="gloo")
     yield RankGroup(rank, world_size, PrefixStore("polyfleet", store), control)
     # Skipped after an error: destroying the group may wait for ranks that never respond. A data-parallel model refers

@@ -15,12 +15,13 @@ RESERVED = frozenset({"t", "rank", "type"})
 """Keys of every event."""
 
 
-OURS = frozenset({"step", "of"})
+REPORT_KEYS = frozenset({"step", "of"})
 """Keys of a report other than the user's metrics."""
 
 
 class Events:
-    """Append events to the attempt's events.jsonl. Without a file (tests, notebooks) they are only stored in `kept`.
+    """Append events to the attempt's events.jsonl. Without a file (tests, notebooks) they are only stored in
+    `in_memory`.
 
     A full disk does not end training: reports are dropped, other events are written with the next one.
     """
@@ -75,5 +76,5 @@ class Events:
         """Remove secrets, except from our own fields: a secret such as "home" must not change a checkpoint's path."""
         if kind == "checkpoint":
             return fields
-        names = {name: self._redact(name) if kind == "report" and name not in OURS else name for name in fields}
+        names = {name: self._redact(name) if kind == "report" and name not in REPORT_KEYS else name for name in fields}
         return {names[name]: self._redact.clean_data(value) for name, value in fields.items()}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import UserError
-from cluster.untrusted_files import LARGEST_INTEGER
+from cluster.untrusted_files import MAX_INTEGER
 
 Number = int | float | bool | str | None
 
@@ -24,7 +24,7 @@ def metric(name: str, value: Any) -> Number:
         except (AttributeError, ValueError, RuntimeError) as e:
             remedy = "report one number per name, for a tensor its mean or its .item()"
             raise UserError(f"ctx.report({name}=...) received {_describe(value)}", remedy) from e
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
         value = _as_float(value)
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 

@@ -13,7 +13,7 @@ from workers.optimization_levels import OptimizationLevel
 from workers.optimizers.output_difference import Difference, difference, first_tensor
 from workers.optimizers.pass_context import PreparedModel, Sample
 from workers.optimizers.passes import unwrap
-from workers.optimizers.prepared_model import artefact
+from workers.optimizers.prepared_model import artefact_state
 from workers.tasks.context import Context
 from workers.tasks.model_factory import make_model, make_sample, parameter_count, tensor_bytes
 
@@ -31,7 +31,7 @@ def main(context: Context) -> dict[str, Any]:
     with context.backend as backend:
         prepared = backend.prepare(model, level, sample, precision)
         portable = prepared if level in PORTABLE else backend.prepare(model, PORTABLE[-1], sample, precision)
-        error = None if sample is None else _checked(context, model, prepared.model, sample, precision)
+        error = None if sample is None else _check_accuracy(context, model, prepared.model, sample, precision)
     report: dict[str, Any] = {
         "level": level.value,
         "precision": name_of(precision),
@@ -42,10 +42,10 @@ def main(context: Context) -> dict[str, Any]:
         "parameters": parameter_count(unwrap(portable.model)),
         "bytes": tensor_bytes(unwrap(portable.model)),
     }
-    return report | {"artefact": _keep(context, portable, report)}
+    return report | {"artefact": _save_artefact(context, portable, report)}
 
 
-def _checked(
+def _check_accuracy(
     context: Context, model: nn.Module, prepared: nn.Module, sample: Sample, precision: torch.dtype
 ) -> Difference:
     """Compare with the caller's model. Raises UserError beyond TOLERANCE, so that no wrong model is saved."""
@@ -62,13 +62,13 @@ def _checked(
     return error
 
 
-def _keep(context: Context, portable: PreparedModel, report: dict[str, Any]) -> str:
+def _save_artefact(context: Context, portable: PreparedModel, report: dict[str, Any]) -> str:
     """Save the tensors and the applied passes as a checkpoint of step 0; "" if the job has no checkpoint folder.
 
     Compiled code is not saved: workers.load_prepared compiles again on its device.
     """
     if not context.checkpoint_root:
         return ""
-    state = artefact(portable, context.entry, report)
+    state = artefact_state(portable, context.entry, report)
     saved = save(Path(context.checkpoint_root), 0, state, attempt=context.attempt, kind=context.kind)
     return str(saved.path)

@@ -28,7 +28,7 @@ def candidate_checkpoints(resume_from: Path, own: Path | None) -> list[Path]:
     return [resume_from, *(folder for folder in older if not damage_reason(folder))]
 
 
-def newest_sound(paths: list[Path], load: Callable[[Path], Loaded], ranks: RankGroup) -> Loaded:
+def load_newest_undamaged(paths: list[Path], load: Callable[[Path], Loaded], ranks: RankGroup) -> Loaded:
     """Load the first of `paths` that is undamaged on every rank. All ranks call this with the same names in order.
 
     A node marks the checkpoints that it finds damaged. Raises DamagedCheckpoint if all are: the objects to be filled
@@ -49,12 +49,12 @@ def newest_sound(paths: list[Path], load: Callable[[Path], Loaded], ranks: RankG
             loaded.report.skipped.extend(skipped)
             return loaded
         skipped.append(SkippedCheckpoint(str(path), fault))
-        _say(ranks.rank, f"checkpoint {path.name} is damaged, so the job does not resume from it: {fault}")
+        _log(ranks.rank, f"checkpoint {path.name} is damaged, so the job does not resume from it: {fault}")
     more = f"; {len(skipped) - 1} older are damaged too" if len(skipped) > 1 else ""
     raise DamagedCheckpoint(f"{skipped[0].reason}{more}", "copy it again from its source, or resume from another")
 
 
-def _say(rank: int, sentence: str) -> None:
+def _log(rank: int, sentence: str) -> None:
     """Write a line to the job's log, once for all ranks."""
     if rank == 0:
         print(f"polyfleet: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's log is its stderr

@@ -11,7 +11,7 @@ KEY = "stop-at"
 
 
 class StopFlag:
-    """Flag that a rank polls once per step. `seen` is True once `poll()` has returned True.
+    """Flag that a rank polls once per step. `is_observed` is True once `poll()` has returned True.
 
     With several ranks, the first that receives SIGTERM writes to a shared store the poll number at which all return
     True: a rank that left its loop one step before the others would leave them waiting in a collective forever.

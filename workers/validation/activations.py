@@ -40,7 +40,7 @@ def record(model: nn.Module, sample: Sample, backend: BaseBackend, steps: int, a
             module.train()
     moved.zero_grad()
     layers: list[Data] = []
-    with _watched(moved, layers), autocast():
+    with _record_outputs(moved, layers), autocast():
         arguments = inputs.copy()
         output = moved(*arguments.args, **arguments.kwargs)
     loss = _loss(output)
@@ -71,7 +71,7 @@ def _loss(output: Any) -> Tensor:
 
 
 @contextmanager
-def _watched(model: nn.Module, layers: list[Data]) -> Iterator[None]:
+def _record_outputs(model: nn.Module, layers: list[Data]) -> Iterator[None]:
     """Record the tensors in every module's output, once per call of the module."""
 
     def recorder(name: str) -> Callable[..., None]:

@@ -11,11 +11,21 @@ from workers.validation.report import Problem
 
 # Composite kernels consist of other operators and run wherever those run.
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-MOVING = frozenset(
+DATA_MOVEMENT = frozenset(
     ("_to_copy", "copy", "copy_", "clone", "empty", "empty_like", "empty_strided", "new_empty", "zeros", "cat", "stack",
      "lift_fresh", "contiguous", "_unsafe_view")
 )  # fmt: skip
-OF_TORCH = ("aten", "prim", "prims", "profiler", "_c10d_functional", "c10d", "quantized", "inductor", "higher_order")
+TORCH_NAMESPACES = (
+    "aten",
+    "prim",
+    "prims",
+    "profiler",
+    "_c10d_functional",
+    "c10d",
+    "quantized",
+    "inductor",
+    "higher_order",
+)
 
 
 def dtypes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
@@ -39,33 +49,33 @@ def _only_moves(call: OperatorCall) -> bool:
     """Return whether an operator only copies, converts or views: works in every dtype that the device can store."""
     if call.operator.is_view or call.name.startswith("prim::"):  # prim:: operators query the device
         return True
-    return call.name.removeprefix("aten::").partition(".")[0] in MOVING
+    return call.name.removeprefix("aten::").partition(".")[0] in DATA_MOVEMENT
 
 
 def _dtype(dtype: torch.dtype, call: OperatorCall, capabilities: Capabilities, computes: bool) -> Problem | None:
     name = name_of(dtype)
-    support, storage_error = capabilities.dtypes.get(name), _lost(capabilities).get(name)
+    support, storage_error = capabilities.dtypes.get(name), _storage_errors(capabilities).get(name)
     if storage_error is None and (support is None or support.value in ("native", None)):
         return None
     if storage_error is None and support is not None and not computes:
         message = f"{name} is stored on {capabilities.kind} and converted to compute: no native units ({support.label})"
-        return Problem("info", "dtypes", call.where, message, f"compute in {_instead(capabilities)}")
+        return Problem("info", "dtypes", call.where, message, f"compute in {_alternatives(capabilities)}")
     if storage_error is None and support is not None and support.value == "emulated":
         message = f"{name} is not native on {capabilities.kind} ({support.label}): it is far slower"
-        return Problem("warning", "dtypes", call.where, message, f"use {_instead(capabilities)}")
+        return Problem("warning", "dtypes", call.where, message, f"use {_alternatives(capabilities)}")
     message = (
         f"{capabilities.kind} has no {name} ({support.label if support else storage_error}), which {call.name} needs"
     )
-    return Problem("error", "dtypes", call.where, message, f"convert to {_instead(capabilities)} there")
+    return Problem("error", "dtypes", call.where, message, f"convert to {_alternatives(capabilities)} there")
 
 
-def _lost(capabilities: Capabilities) -> dict[str, str]:
+def _storage_errors(capabilities: Capabilities) -> dict[str, str]:
     """Return the dtypes that the kind's devices cannot store, each with the reason."""
     backend, _, model = capabilities.kind.partition(":")
     return catalogue.lossy_dtypes(catalogue.vendor(backend).torch_device, "" if model == EMULATED else backend)
 
 
-def _instead(capabilities: Capabilities) -> str:
+def _alternatives(capabilities: Capabilities) -> str:
     return " or ".join(n for n in ("bfloat16", "float16", "float32") if capabilities.native(n)) or "float32"
 
 
@@ -99,7 +109,7 @@ def custom_operators(trace: Trace, key: str) -> list[Problem]:
     problems: dict[str, Problem] = {}
     for call in trace.calls:
         name = call.name.partition(".")[0]
-        if name.partition("::")[0] in OF_TORCH or _has_kernel(call, key):
+        if name.partition("::")[0] in TORCH_NAMESPACES or _has_kernel(call, key):
             continue
         keys = {row.dispatch_key for row in catalogue.vendors().values() if row.dispatch_key}
         devices = [name for name in sorted(keys) if _has_kernel(call, name)]

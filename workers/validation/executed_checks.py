@@ -13,13 +13,13 @@ from torch import nn
 from workers.backends.parts.device_transfer import move_to_device
 from workers.optimizers.pass_context import Sample
 from workers.optimizers.trial import model_bytes
-from workers.torch_logs import silenced
+from workers.torch_logs import silence
 from workers.validation.report import Problem
 
 COMPILER = "openxla"
 """Compiler name in the catalogue of the backends that torch-xla lowers for."""
 # A copy of a larger model could exhaust the host's memory, so it is not made.
-MOST_BYTES = 4 << 30
+MAX_MODEL_BYTES = 4 << 30
 
 
 class CheckNotRun(Exception):
@@ -35,7 +35,7 @@ def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
         raise CheckNotRun("torch-xla is not installed in this environment")
     if "PJRT_DEVICE" not in os.environ:
         raise CheckNotRun("no XLA device is configured: set PJRT_DEVICE=CPU to lower on the CPU")
-    copied = _copied(model)
+    copied = _copy_to_cpu(model)
     xla: Any = importlib.import_module("torch_xla")
     metrics: Any = importlib.import_module("torch_xla.debug.metrics")
     device = xla.device()
@@ -63,9 +63,9 @@ def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
 
 def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
     """Report where torch.compile falls back to Python, and why. Raises CheckNotRun."""
-    copied, arguments = _copied(model), sample.copy()
+    copied, arguments = _copy_to_cpu(model), sample.copy()
     explain: Any = torch._dynamo.explain
-    with silenced(), warnings.catch_warnings(), torch.no_grad():
+    with silence(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             explanation = explain(copied)(*arguments.args, **arguments.kwargs)
@@ -87,13 +87,13 @@ def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
     ]
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copy_to_cpu(model: nn.Module) -> nn.Module:
     size = model_bytes(model)
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
         raise CheckNotRun("the model has no values: it is on the meta device")
-    if size > MOST_BYTES:
+    if size > MAX_MODEL_BYTES:
         raise CheckNotRun(
-            f"this check runs a copy of the model, and its {size / 2**30:.1f} GiB exceed {MOST_BYTES >> 30} GiB"
+            f"this check runs a copy of the model, and its {size / 2**30:.1f} GiB exceed {MAX_MODEL_BYTES >> 30} GiB"
         )
     try:
         return copy.deepcopy(model).cpu().eval()

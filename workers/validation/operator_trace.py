@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from workers.memory.fake_copies import fake_copy, fake_sample
 from workers.optimizers.pass_context import Sample
-from workers.torch_logs import silenced
+from workers.torch_logs import silence
 
-NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+LIBRARY_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ def trace(model: nn.Module, sample: Sample) -> Trace:
     """Trace a copy of the model with fake tensors: allocates nothing and only reads the caller's model."""
     result = Trace()
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    with silenced(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
+    with silence(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
         copied, inputs = fake_copy(model, None).eval(), fake_sample(sample, None, None, None)
         path: list[str] = []
-        with _followed(copied, path), torch.no_grad(), _Watch(result, path):
+        with _track_modules(copied, path), torch.no_grad(), _Recorder(result, path):
             try:
                 copied(*inputs.args, **inputs.kwargs)
             except Exception as e:  # the user's forward may raise anything, because fake tensors have no values
@@ -67,7 +67,7 @@ def trace(model: nn.Module, sample: Sample) -> Trace:
     return result
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, result: Trace, path: list[str]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.result, self.path = result, path
@@ -81,7 +81,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _followed(model: nn.Module, path: list[str]) -> Iterator[None]:
+def _track_modules(model: nn.Module, path: list[str]) -> Iterator[None]:
     """Keep in `path` the names of the modules whose forward is running, the innermost last."""
     handles = []
     for name, module in model.named_modules():
@@ -99,12 +99,12 @@ def _called_at() -> str:
     frame: Any = sys._getframe(2)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith(NOT_THE_USERS) and not filename.startswith("<"):
+        if not filename.startswith(LIBRARY_PATHS) and not filename.startswith("<"):
             return f"{Path(filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
 def _raised_at(error: Exception) -> str:
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_USERS)]
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY_PATHS)]
     return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""

@@ -36,7 +36,7 @@ def validate(
     sample = as_sample(sample_input)
     if sample is None:
         raise UserError("validation needs a sample input", "give the arguments of one call of the model")
-    _refuse_elsewhere(sample)
+    _check_sample_device(sample)
     device_capabilities, device = _capabilities(backend_or_kind)
     traced = trace(model, sample)
     if traced.stopped and not traced.needs_values:
@@ -44,7 +44,7 @@ def validate(
     return _Run(model, sample, device_capabilities, device, traced, mode).report()
 
 
-def _refuse_elsewhere(sample: Sample) -> None:
+def _check_sample_device(sample: Sample) -> None:
     other_devices = {t.device.type for t in tensors_of(sample)} - {"cpu", "meta"}
     if other_devices:
         raise UserError(f"the sample input is on {', '.join(sorted(other_devices))}", "pass it on the CPU")
@@ -104,7 +104,9 @@ class _Run:
             not_run |= {c: partial for c in ("operators", "dtypes", "custom operators") if c not in not_run}
         order = {"error": 0, "warning": 1, "info": 2}
         ran = tuple(check for check in CHECKS if check not in not_run)
-        return ValidationReport(self.capabilities.kind, tuple(sorted(findings, key=lambda p: order[p.level])), ran, not_run)
+        return ValidationReport(
+            self.capabilities.kind, tuple(sorted(findings, key=lambda p: order[p.level])), ran, not_run
+        )
 
     def operators(self) -> list[Problem]:
         key = self.vendor.dispatch_key
@@ -146,7 +148,8 @@ class _Run:
             raise executed_checks.CheckNotRun(e.message) from e
         if needed.total_bytes <= available:
             return []
-        message = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.capabilities.kind} has {available / 2**30:.2f}"
+        needed_gib, available_gib = needed.total_bytes / 2**30, available / 2**30
+        message = f"{self.mode} needs {needed_gib:.2f} GiB, {self.capabilities.kind} has {available_gib:.2f}"
         return [Problem("error", "memory", "the model itself", message, "lower batch size or precision, or shard it")]
 
     def _memory_bytes(self) -> int:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.benchmark.report.svg import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
-from orchestrator.show.setting_text import way_of
+from orchestrator.show.setting_text import settings_text
 from workers.benchmark.statistics import fastest_part_s
 
 Data = dict[str, Any]
-Drawn = tuple[str, str, str]
-MOST_ROWS = 60
+RenderedFigure = tuple[str, str, str]
+MAX_ROWS = 60
 COLOURS = {"FASTER": GOOD, "SLOWER": BAD, "SAME": INK, "INCONCLUSIVE": MIDDLE}
 
 
@@ -19,19 +19,19 @@ def measured(summary: Data) -> list[Data]:
 
 
 def label(result: Data) -> str:
-    return f"{result['case']} {way_of(result)}"
+    return f"{result['case']} {settings_text(result)}"
 
 
 def targets_of(results: Iterable[Data]) -> list[str]:
     return list(dict.fromkeys(result["target"] for result in results))
 
 
-def forest(summary: Data) -> Drawn | None:
+def forest(summary: Data) -> RenderedFigure | None:
     """Plot ratios with their intervals, a line at 1, and a band for the hosts' noise."""
     all_results = [result for result in measured(summary) if result.get("versus")]
     if not all_results:
         return None
-    farthest = sorted(all_results, key=lambda c: -abs(math.log(c["versus"]["ratio"])))[:MOST_ROWS]
+    farthest = sorted(all_results, key=lambda c: -abs(math.log(c["versus"]["ratio"])))[:MAX_ROWS]
     results = [result for result in all_results if result in farthest]
     with figure(9, 1.2 + 0.26 * len(results)) as (chart, axes):
         noises = [c["versus"]["noise"] for c in results]
@@ -56,7 +56,7 @@ def forest(summary: Data) -> Drawn | None:
         return "Ratios", caption, svg(chart, "forest", "ratios with intervals")
 
 
-def roofline(summary: Data) -> Drawn | None:
+def roofline(summary: Data) -> RenderedFigure | None:
     """Plot operations per second over operations per byte, with the limits measured here and the vendor's peak."""
     results = [c for c in measured(summary) if c.get("flops_per_s") and c.get("min_bytes") and c.get("flops")]
     targets = [c for c in summary["targets"] if any(result["target"] == c["target"] for result in results)]
@@ -109,7 +109,7 @@ def _vendor_roof(target: Data) -> tuple[float, float] | None:
     return (max(peak["flops"].values()), peak["bytes_per_s"]) if peak["flops"] and peak["bytes_per_s"] else None
 
 
-def sizes(summary: Data) -> Drawn | None:
+def sizes(summary: Data) -> RenderedFigure | None:
     """Plot throughput over size, for workloads measured at several sizes."""
     results = [c for c in measured(summary) if c["family"] == "operation"]
     workloads = [w for w in dict.fromkeys(c["workload"] for c in results)
@@ -152,7 +152,7 @@ def _rate(result: Data, seconds: float) -> float:
     return float((result.get("flops") or result.get("min_bytes") or 1) / seconds)
 
 
-def speed_error(summary: Data) -> Drawn | None:
+def speed_error(summary: Data) -> RenderedFigure | None:
     """Plot time against error, to show the accuracy that a lower precision or another device costs."""
     results = [c for c in measured(summary) if (c.get("accuracy") or {}).get("rms_rel")]
     if not results:
@@ -175,9 +175,9 @@ def speed_error(summary: Data) -> Drawn | None:
         return "Speed against error", caption, svg(chart, "error", "speed against error")
 
 
-def bars(summary: Data, key: str, title: str, caption: str, unit: Callable[[float], str]) -> Drawn | None:
+def bars(summary: Data, key: str, title: str, caption: str, unit: Callable[[float], str]) -> RenderedFigure | None:
     """Plot one bar per result that has the value `key`; results without it are not shown."""
-    results = [c for c in measured(summary) if c.get(key) is not None][:MOST_ROWS]
+    results = [c for c in measured(summary) if c.get(key) is not None][:MAX_ROWS]
     if not results:
         return None
     with figure(9, 0.9 + 0.22 * len(results)) as (chart, axes):
@@ -194,7 +194,7 @@ def bars(summary: Data, key: str, title: str, caption: str, unit: Callable[[floa
         return title, caption, svg(chart, key, title)
 
 
-def break_even(summary: Data) -> Drawn | None:
+def break_even(summary: Data) -> RenderedFigure | None:
     """Plot the number of calls after which a compiling level has recovered its preparation and first call."""
     results = measured(summary)
     rows = []
@@ -222,7 +222,7 @@ def break_even(summary: Data) -> Drawn | None:
         return "Break-even of compiling", caption, svg(chart, "breakeven", "break-even")
 
 
-def sample_strips(lines: Iterable[Data]) -> Drawn | None:
+def sample_strips(lines: Iterable[Data]) -> RenderedFigure | None:
     """Plot every block over time, relative to its result's median, to show drift and disturbances."""
     results = [line for line in lines if line["line"] == "result" and line.get("blocks")]
     if not results:
@@ -277,7 +277,7 @@ def si(value: float) -> str:
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}".strip()
 
 
-def make_figures(summary: Data, lines: Iterable[Data]) -> list[Drawn]:
+def make_figures(summary: Data, lines: Iterable[Data]) -> list[RenderedFigure]:
     lines = list(lines)
     drawn = [
         forest(summary),

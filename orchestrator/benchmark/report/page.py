@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.benchmark.report import figures, sentences
-from orchestrator.show.benchmark import SIGNS, WORDS
-from orchestrator.show.setting_text import way_of
+from orchestrator.show.benchmark import SIGNS, STATUS_TEXTS
+from orchestrator.show.setting_text import settings_text
 from orchestrator.show.terminal_text import escape_control
 from orchestrator.show.units import duration, size
 
@@ -22,7 +22,7 @@ def html(summary: Data, lines: list[Data], since: Data | None = None) -> str:
     environment = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
-    environment.filters |= {"duration": duration, "size": size, "way": way_of}
+    environment.filters |= {"duration": duration, "size": size, "way": settings_text}
     return environment.get_template("page.html").render(
         results=summary,
         began=_moment(summary["started_s"]),
@@ -48,8 +48,8 @@ def _printable(value: Any) -> Any:
 def heat(summary: Data) -> list[Data]:
     """Rows of the table of cases: {"case", "tiles": [{"text", "title", "class", "strength", "time"}]}."""
     targets = [target["target"] for target in summary["targets"]]
-    all_settings = list(dict.fromkeys(way_of(result) for result in summary["results"]))
-    by_position = {(entry["case"], way_of(entry), entry["target"]): entry for entry in summary["results"]}
+    all_settings = list(dict.fromkeys(settings_text(result) for result in summary["results"]))
+    by_position = {(entry["case"], settings_text(entry), entry["target"]): entry for entry in summary["results"]}
     rows = []
     for case in dict.fromkeys(result["case"] for result in summary["results"]):
         for settings in all_settings:
@@ -65,7 +65,7 @@ def _tile(result: Data | None) -> Data:
         return {"text": "", "title": "", "class": "none", "strength": 0, "time": ""}
     if result["call_s"] is None:
         return {
-            "text": WORDS.get(result["status"], result["status"]),
+            "text": STATUS_TEXTS.get(result["status"], result["status"]),
             "title": result["reason"],
             "class": result["status"],
             "strength": 0,

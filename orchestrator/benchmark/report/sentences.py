@@ -24,10 +24,10 @@ def host_trust(summary: Data) -> Data:
 
 def verdict_strip(summary: Data) -> list[Data]:
     """Return one entry per target: its sentence and the number of results by verdict."""
-    return [_of(target, summary) for target in summary["targets"]]
+    return [_verdict_entry(target, summary) for target in summary["targets"]]
 
 
-def _of(target: Data, summary: Data) -> Data:
+def _verdict_entry(target: Data, summary: Data) -> Data:
     results = [result for result in summary["results"] if result["target"] == target["target"]]
     versus = [
         result["versus"]

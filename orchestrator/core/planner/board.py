@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.capacity import Room
+from orchestrator.core.capacity import FreeCapacity
 from orchestrator.core.expected_duration import Expect, Expected, restart_s
-from orchestrator.core.fit import least, other_vendor
+from orchestrator.core.fit import minimum_count, vendor_change_reason
 from orchestrator.core.model import Candidate, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island, Place
-from orchestrator.core.planner.memory_limits import Needs, Obtainable, island_of, machines
+from orchestrator.core.planner.memory_limits import Needs, Obtainable, island_of, limited_machines
 from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, Work
 from orchestrator.core.urgency import urgency
 
-FEW = 8
+MAX_ALL_COUNTS = 8
 """Numbers of devices per node up to which all are options; above, only powers of two and the largest."""
 
-UNKNOWN_CPU = 20.0
+UNMEASURED_CPU_FACTOR = 20.0
 """Assumed slowdown of an unmeasured CPU against an accelerator of the same job; affects only the order of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PlaceChoice:
     """Place, expected duration of the job there, and requested memory per device."""
 
     place: Place
@@ -39,16 +39,16 @@ class Board:
     """Arrays of one tier, and what their rows and columns mean.
 
     `work` has a column for each of `jobs`: first the waiting ones, then those of the attempts `running`. `places`, by
-    column: the place of each option, None if the job does not have that option. `known` (jobs,): its options differ in
-    duration, and the durations are known or the options are numbers of the same devices. `ways`, by column: the options
-    that the job has. `nodes` are the devices ids of the nodes in `work.machines`.
+    column: the place of each option, None if the job does not have that option. `follows_decision` (jobs,): its options
+    differ in duration, and the durations are known or the options are numbers of the same devices. `choices`, by
+    column: the options that the job has. `nodes` are the devices ids of the nodes in `work.machines`.
     """
 
     jobs: tuple[Job, ...]
     running: tuple[Running, ...]
     islands: tuple[Island, ...]
     places: tuple[tuple[Place | None, ...], ...]
-    choices: tuple[tuple[Way, ...], ...]
+    choices: tuple[tuple[PlaceChoice, ...], ...]
     follows_decision: tuple[bool, ...]
     capacity: Integers
     work: Work
@@ -64,30 +64,35 @@ class Board:
 
 
 def board(
-    snapshot: Snapshot, waiting: Iterable[Job], running: Iterable[Running], capacity: Room, lower: int, expect: Expect
+    snapshot: Snapshot,
+    waiting: Iterable[Job],
+    running: Iterable[Running],
+    capacity: FreeCapacity,
+    lower: int,
+    expect: Expect,
 ) -> Board:
     """Build the board. Devices of `running` and of attempts below priority `lower` count as free.
 
     `running` are attempts that may be stopped or moved; attempts below `lower` stop for these jobs.
     """
     queue = tuple(waiting)
-    moving = [(r, place) for r in running if (place := _held(r, capacity)) is not None]
+    moving = [(r, place) for r in running if (place := _held_place(r, capacity)) is not None]
     jobs = (*queue, *(r.spec for r, _ in moving if r.spec is not None))
     obtainable = Obtainable.of([r for r, _ in moving], capacity, lower)
     classes: dict[tuple[object, ...], int] = {}
-    choices: list[tuple[Way, ...]] = []
+    choices: list[tuple[PlaceChoice, ...]] = []
     of_job: list[int] = []
     for job in queue:
         key = (capacity.job_key(job), _work_of(job), job.id if job.id in snapshot.progress else "")
         if key not in classes:
             classes[key] = len(choices)
-            choices.append(tuple(_ways(job, capacity, obtainable, expect)))
+            choices.append(tuple(_choices(job, capacity, obtainable, expect)))
         of_job.append(classes[key])
     for attempt, place in moving:
         assert attempt.spec is not None
         of_job.append(len(choices))
-        own_choices = _ways(attempt.spec, capacity, obtainable, expect, attempt)
-        choices.append(tuple(_with(own_choices, place, attempt.spec, expect)))
+        own_choices = _choices(attempt.spec, capacity, obtainable, expect, attempt)
+        choices.append(tuple(_with_held(own_choices, place, attempt.spec, expect)))
     return _columns(snapshot, jobs, moving, choices, of_job, obtainable)
 
 
@@ -98,7 +103,7 @@ def _work_of(job: Job) -> tuple[object, ...]:
     return (job.workload, job.content_sha, job.task, work.steps, work.hours, work.on, *batches)
 
 
-def _held(attempt: Running, capacity: Room) -> Place | None:
+def _held_place(attempt: Running, capacity: FreeCapacity) -> Place | None:
     """Return the place of an attempt, None if one of its nodes takes no jobs now."""
     devices = [capacity.devices.get(devices_id) for devices_id, _ in attempt.allocation]
     if not all(d is not None and d.schedulable for d in devices) or devices[0] is None:
@@ -106,37 +111,39 @@ def _held(attempt: Running, capacity: Room) -> Place | None:
     return Place(attempt.candidate, island_of(devices[0]), len(attempt.allocation[0][1]), len(attempt.allocation))
 
 
-def _ways(job: Job, capacity: Room, obtainable: Obtainable, expect: Expect, gives: Running | None = None) -> list[Way]:
+def _choices(
+    job: Job, capacity: FreeCapacity, obtainable: Obtainable, expect: Expect, gives: Running | None = None
+) -> list[PlaceChoice]:
     """Return the options of a job. `gives` is its attempt, which would end first."""
     choices = [
-        Way(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
+        PlaceChoice(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
         for index, want in enumerate(job.candidates)
         for place in _places(index, want, job, capacity, obtainable, gives)
     ]
     if any(choice.place.island.backend != "cpu" for choice in choices):
         return [
-            _slower(choice) if choice.place.island.backend == "cpu" and not choice.expected.is_known else choice
+            _slow_down(choice) if choice.place.island.backend == "cpu" and not choice.expected.is_known else choice
             for choice in choices
         ]
     return choices
 
 
-def _slower(choice: Way) -> Way:
-    return replace(choice, expected=Expected(choice.expected.seconds * UNKNOWN_CPU, is_known=False))
+def _slow_down(choice: PlaceChoice) -> PlaceChoice:
+    return replace(choice, expected=Expected(choice.expected.seconds * UNMEASURED_CPU_FACTOR, is_known=False))
 
 
 def _places(
-    index: int, want: Candidate, job: Job, capacity: Room, obtainable: Obtainable, gives: Running | None
+    index: int, want: Candidate, job: Job, capacity: FreeCapacity, obtainable: Obtainable, gives: Running | None
 ) -> Iterable[Place]:
     for island, ids in capacity.candidate_nodes(want).islands.items():
         first = capacity.devices[ids[0]]
-        if other_vendor(job, first):  # an island has one vendor
+        if vendor_change_reason(job, first):  # an island has one vendor
             continue
         narrowed = capacity.quota.narrow(job, want, first, gives)
         if narrowed is None:
             continue
         free = sorted(obtainable.counts_on(ids, want), reverse=True)
-        for count in [least(narrowed, first)] if narrowed.exclusive else counts(narrowed):
+        for count in [minimum_count(narrowed, first)] if narrowed.exclusive else counts(narrowed):
             if len(free) >= want.nodes and free[want.nodes - 1] >= count:
                 yield Place(index, replace(island, per_node=0), count, want.nodes)
 
@@ -144,22 +151,22 @@ def _places(
 def counts(want: Candidate) -> list[int]:
     """Return the numbers of devices per node that become options."""
     greatest = want.counts[-1]
-    return [n for n in want.counts if n <= FEW or n == greatest or n & (n - 1) == 0]
+    return [n for n in want.counts if n <= MAX_ALL_COUNTS or n == greatest or n & (n - 1) == 0]
 
 
-def _with(choices: list[Way], current: Place, job: Job, expect: Expect) -> list[Way]:
+def _with_held(choices: list[PlaceChoice], current: Place, job: Job, expect: Expect) -> list[PlaceChoice]:
     """Add the place that the job holds: it may stay there even if the rules refuse it now."""
     if any(choice.place == current for choice in choices):
         return choices
     size_bytes = job.candidates[current.candidate].memory_bytes
-    return [*choices, Way(current, expect(job, current.island.kind, current.devices), size_bytes)]
+    return [*choices, PlaceChoice(current, expect(job, current.island.kind, current.devices), size_bytes)]
 
 
 def _columns(
     snapshot: Snapshot,
     jobs: tuple[Job, ...],
     moving: list[tuple[Running, Place]],
-    choices: list[tuple[Way, ...]],
+    choices: list[tuple[PlaceChoice, ...]],
     of_job: list[int],
     obtainable: Obtainable,
 ) -> Board:
@@ -191,7 +198,7 @@ def _columns(
     nodes: tuple[str, ...] = ()
     if obtainable.memory_bytes:
         needs = _needs(choices, [indices for indices, _, _ in placed], len(rows), of_job)
-        limits, nodes = machines(obtainable, tuple(capacity), work, needs, jobs, running)
+        limits, nodes = limited_machines(obtainable, tuple(capacity), work, needs, jobs, running)
         work = replace(work, machines=limits)
     return Board(
         jobs,
@@ -206,7 +213,7 @@ def _columns(
     )
 
 
-def _needs(choices: list[tuple[Way, ...]], indices: list[list[int]], options: int, of_job: list[int]) -> Needs:
+def _needs(choices: list[tuple[PlaceChoice, ...]], indices: list[list[int]], options: int, of_job: list[int]) -> Needs:
     """Return nodes and memory per option and job. `indices`, by class: the option number of each of its `choices`."""
     nodes, device_bytes = np.ones((options, len(choices)), np.int64), np.zeros((options, len(choices)), np.int64)
     for at, each in enumerate(choices):
@@ -215,7 +222,7 @@ def _needs(choices: list[tuple[Way, ...]], indices: list[list[int]], options: in
     return Needs(nodes[:, of_job], device_bytes[:, of_job])
 
 
-def _rows(choices: list[tuple[Way, ...]], islands: list[Island]) -> list[tuple[Island, int]]:
+def _rows(choices: list[tuple[PlaceChoice, ...]], islands: list[Island]) -> list[tuple[Island, int]]:
     """Return the options (rows): as many per island as any job has there."""
     most = dict.fromkeys(islands, 0)
     for each in choices:
@@ -225,7 +232,7 @@ def _rows(choices: list[tuple[Way, ...]], islands: list[Island]) -> list[tuple[I
 
 
 def _placed(
-    choices: tuple[Way, ...], rows: list[tuple[Island, int]]
+    choices: tuple[PlaceChoice, ...], rows: list[tuple[Island, int]]
 ) -> tuple[list[int], tuple[Place | None, ...], bool]:
     """Return (row of each option of the job, place by row, `known` as in Board)."""
     index = {row: at for at, row in enumerate(rows)}
@@ -239,7 +246,9 @@ def _placed(
     for at, choice in zip(row_of_choice, choices, strict=True):
         by_row[at] = choice.place
     are_equal = len(choices) > 1 and len({choice.expected.seconds for choice in choices}) == 1
-    is_known = all(choice.expected.is_known for choice in choices) or len({choice.place.island for choice in choices}) == 1
+    is_known = (
+        all(choice.expected.is_known for choice in choices) or len({choice.place.island for choice in choices}) == 1
+    )
     return row_of_choice, tuple(by_row), is_known and not are_equal
 
 
@@ -261,7 +270,7 @@ def _weight(snapshot: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats
     return weight
 
 
-def _capacity(choices: list[tuple[Way, ...]], obtainable: Obtainable) -> dict[Island, int]:
+def _capacity(choices: list[tuple[PlaceChoice, ...]], obtainable: Obtainable) -> dict[Island, int]:
     """Return the number of devices by island, in a fixed order."""
     capacity = dict.fromkeys(sorted({choice.place.island for each in choices for choice in each}), 0)
     for devices_id, count in obtainable.devices.items():

@@ -10,25 +10,25 @@ import numpy as np
 
 from orchestrator.core.planner.planner_jobs import Floats, Integers
 
-LEAST = 3
+MIN_SHARED_WORKLOADS = 3
 """Minimum number of other workloads measured on both kinds."""
 
-MOST_KNOWN = 1
+MAX_MEASURED_KINDS = 1
 """Maximum number of kinds on which the workload itself was measured.
 
 With one, estimates led to faster devices than no number, even from workloads of other models only; with two, they did
 not.
 """
 
-COVERS = 0.9
+COVERAGE = 0.9
 """Fraction of true rates that the interval should contain."""
 
-FEW = 2.0
+FEW_FACTOR = 2.0
 """Factor on the largest deviation for the interval, if there are too few deviations to exclude one in ten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class RateEstimates:
     """Estimates (workloads, kinds); NaN if measured or not estimated. `count`: number of workloads behind each."""
 
     rate: Floats
@@ -37,21 +37,21 @@ class Completed:
     count: Integers
 
 
-def completed(table: "Floats | list[list[float]]", most_known: int = MOST_KNOWN) -> Completed:
+def estimate_rates(table: "Floats | list[list[float]]", most_known: int = MAX_MEASURED_KINDS) -> RateEstimates:
     """Estimate the missing rates of `table` (workloads, kinds): rates of one device, above 0, NaN if unmeasured.
 
     Scaling a row scales only the estimates of that row.
     """
     logs = np.log(np.asarray(table, np.float64))
     rate, low, high = np.full((3, *logs.shape), np.nan)
-    estimates = Completed(rate, low, high, np.zeros(logs.shape, np.int64))
+    estimates = RateEstimates(rate, low, high, np.zeros(logs.shape, np.int64))
     for row, kind in np.argwhere(np.isnan(logs)).tolist():
         measured_kinds = np.flatnonzero(~np.isnan(logs[row])).tolist()
         if len(measured_kinds) > most_known:
             continue
         others = np.delete(logs, row, axis=0)
-        candidates = [_from(others, logs[row, at], at, kind) for at in measured_kinds]
-        usable = [candidate for candidate in candidates if candidate[2] >= LEAST]
+        candidates = [_estimate_from(others, logs[row, at], at, kind) for at in measured_kinds]
+        usable = [candidate for candidate in candidates if candidate[2] >= MIN_SHARED_WORKLOADS]
         if usable:
             middle, wide, count = min(usable, key=lambda candidate: candidate[1])
             estimates.rate[row, kind], estimates.count[row, kind] = np.exp(middle), count
@@ -59,7 +59,7 @@ def completed(table: "Floats | list[list[float]]", most_known: int = MOST_KNOWN)
     return estimates
 
 
-def _from(others: Floats, own: float, at: int, kind: int) -> tuple[float, float, int]:
+def _estimate_from(others: Floats, own: float, at: int, kind: int) -> tuple[float, float, int]:
     """Return (log rate, half the width of its interval in logs, number of workloads) from kind `at` alone."""
     differences = others[:, kind] - others[:, at]
     differences = differences[~np.isnan(differences)]
@@ -67,6 +67,6 @@ def _from(others: Floats, own: float, at: int, kind: int) -> tuple[float, float,
         return 0.0, np.inf, 0
     middle = float(np.median(differences))
     deviations = np.sort(np.abs(differences - middle))
-    needed = int(np.ceil((len(differences) + 1) * COVERS))
-    wide = deviations[needed - 1] if needed <= len(differences) else FEW * deviations[-1]
+    needed = int(np.ceil((len(differences) + 1) * COVERAGE))
+    wide = deviations[needed - 1] if needed <= len(differences) else FEW_FACTOR * deviations[-1]
     return own + middle, float(wide), len(differences)

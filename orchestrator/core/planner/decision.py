@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from orchestrator.core.planner import plugins, prices
-from orchestrator.core.planner.island_prices import match
+from orchestrator.core.planner.island_prices import price_work
 from orchestrator.core.planner.packing import Nodes, Packing
 from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, Work, used
-from orchestrator.core.planner.policies import IN_ORDER, PRICED, seen_with
+from orchestrator.core.planner.policies import ORDER_POLICIES, PRICED, build_input
 from orchestrator.core.planner.rounding import SWEEPS, Instance, assign
 from orchestrator.core.planner.submission_order import in_order
 
@@ -18,18 +18,18 @@ COLD_STEPS, WARM_STEPS, FEW_STEPS = 60, 30, 12
 where one job more or less hardly changes a price.
 """
 
-STAYS = 0.1
+MOVE_PENALTY = 0.1
 """Fraction by which a start or move reduces the value, so that jobs are not exchanged for smaller gains."""
 
 RESIDENCE_S = 3600.0
 """Longest time over which a start pays off, since the job may have to move again later."""
 
-NEVER = 1e-9
+MIN_VALUE = 1e-9
 """Fraction of the highest value for an option without value to the policy, which is still better than waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PriceMemory:
     """Start of the next decision: prices of the work and, by priority, of the devices. May be empty."""
 
     work: Floats = field(default_factory=lambda: np.zeros(0))
@@ -46,7 +46,7 @@ class Decision:
     """
 
     option: Integers
-    memory: Memory
+    memory: PriceMemory
     value: float = 0.0
     bound: float = 0.0
     fault: str = ""
@@ -58,16 +58,16 @@ class Decision:
         return max(0.0, 1.0 - self.value / self.bound) if self.bound else 0.0
 
 
-def decide(work: Work, capacity: Integers, policy: str, memory: Memory, steps: int | None = None) -> Decision:
+def decide(work: Work, capacity: Integers, policy: str, memory: PriceMemory, steps: int | None = None) -> Decision:
     """Decide for all tiers in strict order of priority: a tier uses what the tiers above it have left.
 
     `capacity` (islands,) counts all devices, including those that jobs of `work` hold, as its machines do. `steps`:
     number of price steps; None: the usual number. Raises KeyError for an unknown policy.
     """
-    if policy not in IN_ORDER and policy not in PRICED and policy not in plugins.KNOWN:
+    if policy not in ORDER_POLICIES and policy not in PRICED and policy not in plugins.INSTALLED:
         raise KeyError(policy)
     option = np.where(work.fixed, work.held, WAITS)
-    result = Decision(option, Memory(_or_even(memory.work, capacity), dict(memory.devices)))
+    result = Decision(option, PriceMemory(_or_uniform(memory.work, capacity), dict(memory.devices)))
     packing = Packing(work.machines, work) if work.machines else None
     if packing:
         packing.add_all(option, np.flatnonzero(option != WAITS).tolist())
@@ -80,7 +80,7 @@ def decide(work: Work, capacity: Integers, policy: str, memory: Memory, steps: i
             continue
         if packing:
             part = replace(part, machines=packing.left(jobs))
-        if policy in IN_ORDER:
+        if policy in ORDER_POLICIES:
             result = _ordered(part, jobs, left, result)
         else:
             result = _priced(part, jobs, left, policy, tier, result, steps)
@@ -98,10 +98,10 @@ def _ordered(part: Work, jobs: Integers, left: Integers, above: Decision) -> Dec
         packing.add_all(option, runs[np.argsort(part.order[runs], kind="stable")].tolist())
         nodes = packing.nodes
     above.option[jobs] = option
-    return replace(above, nodes=_with(above.nodes, jobs, nodes))
+    return replace(above, nodes=_merge_nodes(above.nodes, jobs, nodes))
 
 
-def _with(above: Mapping[int, Nodes], jobs: Integers, nodes: Mapping[int, Nodes]) -> dict[int, Nodes]:
+def _merge_nodes(above: Mapping[int, Nodes], jobs: Integers, nodes: Mapping[int, Nodes]) -> dict[int, Nodes]:
     """Add `nodes`, which are by position in `jobs`."""
     return {**above, **{int(jobs[at]): each for at, each in nodes.items()}}
 
@@ -112,7 +112,7 @@ def _priced(
     """Decide a tier by prices, or by order of submission if an installed policy fails."""
     try:
         return _tier(part, jobs, left, policy, tier, above, steps)
-    except plugins.Fault as e:
+    except plugins.PolicyError as e:
         return replace(_ordered(part, jobs, left, above), fault=str(e))
 
 
@@ -123,7 +123,7 @@ def _tiers(work: Work) -> list[int]:
     return sorted({*np.unique(work.priority[~work.fixed]).tolist()}, reverse=True)
 
 
-def fill(work: Work, capacity: Integers, policy: str, memory: Memory) -> Decision:
+def fill(work: Work, capacity: Integers, policy: str, memory: PriceMemory) -> Decision:
     """Start waiting jobs that fit, at the prices of the last decision, without changing running jobs.
 
     Its memory is `memory`, because prices for a few jobs are not valid for all.
@@ -137,27 +137,29 @@ def _tier(
 ) -> Decision:
     steps = steps or _steps(part.jobs, tier in above.memory.devices)
     only_end = policy == "makespan"
-    matching = match(part, left, above.memory.work, steps if only_end else steps // 3, within=only_end)
+    matching = price_work(part, left, above.memory.work, steps if only_end else steps // 3, within=only_end)
     hourly_price = part.price_per_hour if policy == "cost" and part.price_per_hour.any() else matching.price
-    policy_input = seen_with(part, matching, hourly_price, within=only_end)
-    values = valued(part, PRICED[policy](policy_input) if policy in PRICED else plugins.worth(policy, policy_input))
+    policy_input = build_input(part, matching, hourly_price, within=only_end)
+    values = weighted_values(
+        part, PRICED[policy](policy_input) if policy in PRICED else plugins.call_policy(policy, policy_input)
+    )
     warm = above.memory.devices.get(tier, np.zeros(0))
     warm = warm if len(warm) == len(left) else np.zeros(len(left))
-    cleared = prices.clear(values, part.devices, part.island, left, warm, steps)
+    cleared = prices.find_prices(values, part.devices, part.island, left, warm, steps)
     instance = Instance(values, part.devices, part.island, left, part.machines)
     option = above.option.copy()
     chosen = assign(instance, cleared, SWEEPS if steps > 1 else 0)
     option[jobs] = chosen.option
-    memory = Memory(matching.price, above.memory.devices | {tier: cleared.price})
+    memory = PriceMemory(matching.price, above.memory.devices | {tier: cleared.price})
     value, bound = above.value + instance.worth(chosen.option), above.bound + cleared.bound
-    return Decision(option, memory, value, bound, above.fault, _with(above.nodes, jobs, chosen.nodes))
+    return Decision(option, memory, value, bound, above.fault, _merge_nodes(above.nodes, jobs, chosen.nodes))
 
 
 def _steps(jobs: int, warm: bool) -> int:
     return COLD_STEPS if not warm else FEW_STEPS if jobs > prices.MANY else WARM_STEPS
 
 
-def valued(work: Work, worth: Floats) -> Floats:
+def weighted_values(work: Work, worth: Floats) -> Floats:
     """Return values (options, jobs): the policy's worth times the job's weight.
 
     0 where the job cannot run, at least a little where it can, and reduced by the cost of a start or move.
@@ -165,16 +167,16 @@ def valued(work: Work, worth: Floats) -> Floats:
     values = np.asarray(worth * work.weight, np.float64)
     if not (finite := np.isfinite(values)).all():
         values[~finite] = 0.0
-    np.maximum(values, float(values.max(initial=0.0)) * NEVER, out=values)
+    np.maximum(values, float(values.max(initial=0.0)) * MIN_VALUE, out=values)
     values *= work.possible
     runs = np.flatnonzero(work.held != WAITS)
     stays = values[work.held[runs], runs]
     remaining_s = np.minimum(RESIDENCE_S, work.best_s)
     start_factor = np.maximum(1.0 - work.restart_s / (work.restart_s + remaining_s), 0.02)
-    values *= np.minimum(start_factor, 1.0 - STAYS)
+    values *= np.minimum(start_factor, 1.0 - MOVE_PENALTY)
     values[work.held[runs], runs] = stays
     return values
 
 
-def _or_even(price: Floats, capacity: Integers) -> Floats:
+def _or_uniform(price: Floats, capacity: Integers) -> Floats:
     return price if len(price) == len(capacity) else np.ones(len(capacity))

@@ -5,26 +5,26 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from orchestrator.core.capacity import Room
+from orchestrator.core.capacity import FreeCapacity
 from orchestrator.core.expected_duration import Expect, Expected
 from orchestrator.core.model import Job, Running, Snapshot
-from orchestrator.core.placement_slots import Island, Memory, Place
+from orchestrator.core.placement_slots import Island, Place, PlanMemory
 from orchestrator.core.planner import decision
 from orchestrator.core.planner.board import Board, board
 from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers
 
-FORGOTTEN = 0.5
+DRAIN_DECAY = 0.5
 """Seconds by which an earlier `drains_s` decays per second: jobs that came then have to wait for that work, too."""
 
 SIZES = 40
 """Number of size classes of jobs: up to 1, 2, 4, 8 … device-seconds."""
 
-BY_ITSELF = frozenset({"cost", "energy"})
+OWN_CHOICE = frozenset({"cost", "energy"})
 """Objectives with which a job chooses its own place, whatever the policy decides."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeavingJob:
     """Running job that the decision places elsewhere, or nowhere for now (`place` None).
 
     `here` and `there` are its expected remaining times.
@@ -37,7 +37,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TierDecision:
     """Decision for one tier.
 
     `first` are the jobs that run now if all are placed as decided, `then` the others. `places` has the places of
@@ -50,22 +50,22 @@ class Turn:
     then: tuple[Job, ...]
     places: Mapping[str, Place] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
-    leaves: Mapping[str, Leave] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
+    leaves: Mapping[str, LeavingJob] = field(default_factory=dict)
+    memory: PlanMemory = field(default_factory=PlanMemory)
     value: float = 0.0
     bound: float = 0.0
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def turn(
+def decide_tier(
     snapshot: Snapshot,
     waiting: Iterable[Job],
     running: Iterable[Running],
-    capacity: Room,
+    capacity: FreeCapacity,
     tier: int,
     expect: Expect,
     full: bool = False,
-) -> Turn:
+) -> TierDecision:
     """Decide for one tier. `waiting` is in the order of submission, `running` are attempts that may stop or move.
 
     `full`: compute new prices instead of using those of the last decision.
@@ -74,23 +74,23 @@ def turn(
     # A job that has aged stops only attempts below its own priority.
     lower = min((job.priority for job in waiting), default=tier)
     columns = board(snapshot, waiting, running, capacity, lower, expect)
-    warm = decision.Memory(
+    warm = decision.PriceMemory(
         _prices(snapshot.memory.work, columns.islands),
         {0: _prices(snapshot.memory.devices[tier], columns.islands)} if tier in snapshot.memory.devices else {},
     )
     decide = decision.decide if full or 0 not in warm.devices else decision.fill
     result = decide(columns.work, columns.capacity, snapshot.policy, warm)
-    memory = _remembered(snapshot.memory, columns.islands, result.memory, tier, result.fault)
+    memory = _updated_memory(snapshot.memory, columns.islands, result.memory, tier, result.fault)
     passed_s = max(0.0, snapshot.now_s - memory.drained_s)
     drains = {
-        at: tuple(max(0.0, s - FORGOTTEN * passed_s) for s in previous) for at, previous in memory.drains_s.items()
+        at: tuple(max(0.0, s - DRAIN_DECAY * passed_s) for s in previous) for at, previous in memory.drains_s.items()
     }
     now_s = _drains_s(columns, len(waiting), capacity, snapshot.policy == "makespan")
     drains[tier] = tuple(map(max, drains.get(tier, now_s), now_s))
-    return _turn(columns, result, replace(memory, drains_s=drains, drained_s=snapshot.now_s))
+    return _to_tier_decision(columns, result, replace(memory, drains_s=drains, drained_s=snapshot.now_s))
 
 
-def _drains_s(columns: Board, queue: int, capacity: Room, together: bool) -> tuple[float, ...]:
+def _drains_s(columns: Board, queue: int, capacity: FreeCapacity, together: bool) -> tuple[float, ...]:
     """Return, for jobs up to each size, how long all devices of these islands would take for the waiting ones.
 
     Each job counts with its least device time. `together`: small jobs do not benefit from ending before all others.
@@ -118,9 +118,9 @@ def _prices(by_island: Mapping[Island, float], islands: tuple[Island, ...]) -> F
     return np.array([by_island.get(island, mean) for island in islands])
 
 
-def _remembered(
-    previous: Memory, islands: tuple[Island, ...], updated: decision.Memory, tier: int, fault: str
-) -> Memory:
+def _updated_memory(
+    previous: PlanMemory, islands: tuple[Island, ...], updated: decision.PriceMemory, tier: int, fault: str
+) -> PlanMemory:
     work = dict(zip(islands, updated.work.tolist(), strict=False))
     devices = dict(previous.devices)
     if islands and 0 in updated.devices:
@@ -128,15 +128,15 @@ def _remembered(
     return replace(previous, work={**previous.work, **work}, devices=devices, fault=fault or previous.fault)
 
 
-def _turn(columns: Board, result: decision.Decision, memory: Memory) -> Turn:
+def _to_tier_decision(columns: Board, result: decision.Decision, memory: PlanMemory) -> TierDecision:
     queue = len(columns.jobs) - len(columns.running)
     option = result.option
     chosen = np.flatnonzero(option[:queue] != WAITS)
     sizes = columns.work.devices[option[chosen], chosen]
     first = chosen[np.argsort(-sizes, kind="stable")]  # large gangs find nodes while these are empty
     places = {columns.jobs[job].id: columns.place(job, int(option[job])) for job in chosen.tolist()}
-    strictly = frozenset(columns.jobs[job].id for job in chosen.tolist() if _follows(columns, job))
-    return Turn(
+    strictly = frozenset(columns.jobs[job].id for job in chosen.tolist() if _follows_decision(columns, job))
+    return TierDecision(
         tuple(columns.jobs[job] for job in first.tolist()),
         tuple(columns.jobs[job] for job in np.flatnonzero(option[:queue] == WAITS).tolist()),
         places,
@@ -153,21 +153,21 @@ def _turn(columns: Board, result: decision.Decision, memory: Memory) -> Turn:
     )
 
 
-def _follows(columns: Board, column: int) -> bool:
+def _follows_decision(columns: Board, column: int) -> bool:
     """Return True if the job follows the decision: its options differ, and its user has not chosen otherwise."""
     job = columns.jobs[column]
-    return columns.follows_decision[column] and not job.ordered and job.objective not in BY_ITSELF
+    return columns.follows_decision[column] and not job.ordered and job.objective not in OWN_CHOICE
 
 
-def _leaves(columns: Board, option: Integers, queue: int) -> Iterable[tuple[str, Leave]]:
+def _leaves(columns: Board, option: Integers, queue: int) -> Iterable[tuple[str, LeavingJob]]:
     work = columns.work
     for column in np.flatnonzero(option != work.held).tolist():
         if column < queue:
             continue
         attempt, to = columns.running[column - queue], int(option[column])
         remaining_here = columns.expected(column, columns.place(column, int(work.held[column])))
-        place = columns.place(column, to) if to != WAITS and _follows(columns, column) else None
+        place = columns.place(column, to) if to != WAITS and _follows_decision(columns, column) else None
         yield (
             attempt.job,
-            Leave(attempt, place, remaining_here, columns.expected(column, place) if place else remaining_here),
+            LeavingJob(attempt, place, remaining_here, columns.expected(column, place) if place else remaining_here),
         )

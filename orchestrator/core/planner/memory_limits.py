@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.capacity import Room
-from orchestrator.core.gang import absent, far
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.gang import count_missing, is_far
 from orchestrator.core.model import Candidate, Devices, Job, Running
 from orchestrator.core.placement_slots import Island
-from orchestrator.core.planner.packing import OWN, Machines, Nodes
+from orchestrator.core.planner.packing import NO_MACHINE, Machines, Nodes
 from orchestrator.core.planner.planner_jobs import Integers, Work
 
 
@@ -22,10 +22,10 @@ class Obtainable:
 
     devices: Mapping[str, int]
     memory_bytes: Mapping[str, int]
-    capacity: Room
+    capacity: FreeCapacity
 
     @classmethod
-    def of(cls, moving: Iterable[Running], capacity: Room, lower: int) -> "Obtainable":
+    def of(cls, moving: Iterable[Running], capacity: FreeCapacity, lower: int) -> "Obtainable":
         """Include what attempts in `moving` and those below priority `lower` hold."""
         devices = {have.id: capacity.available_soon(have.id) for have in capacity.devices.values() if have.schedulable}
         memory, stopping = capacity.memory, (*moving, *capacity.lower_priority(lower))
@@ -74,7 +74,7 @@ class Needs:
     device_bytes: Integers
 
 
-def machines(
+def limited_machines(
     obtainable: Obtainable,
     islands: Sequence[Island],
     work: Work,
@@ -96,12 +96,12 @@ def machines(
     limited = np.isin(work.island, island)[:, None]
     limits = Machines(
         island,
-        np.array([hosts.get(have.host, OWN) for have in nodes], np.int64),
+        np.array([hosts.get(have.host, NO_MACHINE) for have in nodes], np.int64),
         np.array([obtainable.devices[have.id] for have in nodes], np.int64),
         np.array([obtainable.memory_bytes[each] for each in short], np.int64),
         needs.nodes,
         np.where(limited, needs.device_bytes * (work.devices // needs.nodes), 0),
-        _held(work, running, {have.id: at for at, have in enumerate(nodes)}),
+        _held_nodes(work, running, {have.id: at for at, have in enumerate(nodes)}),
         {
             column: _distance(job, nodes)
             for column, job in enumerate(jobs)
@@ -111,7 +111,7 @@ def machines(
     return limits, tuple(have.id for have in nodes)
 
 
-def _held(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> dict[int, tuple[int, Nodes]]:
+def _held_nodes(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> dict[int, tuple[int, Nodes]]:
     """Return, by column, the option of a running attempt and its nodes."""
     columns = range(work.jobs - len(running), work.jobs)
     return {
@@ -123,7 +123,9 @@ def _held(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> d
 
 def _distance(job: Job, nodes: Sequence[Devices]) -> Integers:
     """Return the distance of nodes from a job in two rows, with the criteria of gang.option."""
-    return np.array([[2 * (d.node in job.avoid) + far(job, d) for d in nodes], [absent(job.data, d) for d in nodes]])
+    return np.array(
+        [[2 * (d.node in job.avoid) + is_far(job, d) for d in nodes], [count_missing(job.data, d) for d in nodes]]
+    )
 
 
 def island_of(have: Devices) -> Island:

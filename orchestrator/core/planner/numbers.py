@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-Held = dict[int, tuple[int, ...]]
+NodeNumbers = dict[int, tuple[int, ...]]
 """Node -> numbers of its devices."""
 
 
-class Free:
+class FreeNumbers:
     """Free devices of one island by node, updated when devices are allocated and freed.
 
     Nodes are numbers. Of equally good nodes the lowest is chosen, so that the result does not depend on history.
@@ -51,7 +51,7 @@ class Free:
         self._most = max(self._most, now)
 
     def withdraw(self, node: int) -> tuple[int, ...]:
-        """Remove and return all free devices of one node; `give` makes them available again."""
+        """Remove and return all free devices of one node; `release` makes them available again."""
         numbers, self._free[node] = tuple(self._free[node]), []
         return numbers
 

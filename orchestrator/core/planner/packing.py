@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.core.planner.planner_jobs import WAITS, Integers, Options, Truths
 
-OWN = -1
+NO_MACHINE = -1
 """Machine number of a node whose memory is not a limit: its devices have their own, or there is always enough."""
 
 Nodes = tuple[int, ...]
@@ -88,7 +88,7 @@ class Packing:
         each, size_bytes = self._needs(job, option)
         for node in nodes:
             self._free[node] -= each
-            if self.machines.machine[node] != OWN:
+            if self.machines.machine[node] != NO_MACHINE:
                 self._bytes[self.machines.machine[node]] -= size_bytes
         self.nodes[job] = nodes
 
@@ -135,12 +135,12 @@ class Packing:
     def _fitting_together(self, nodes: list[int], count: int, size_bytes: int) -> Nodes:
         """Return the first `count` nodes that have the memory together, since some may share a machine."""
         chosen: list[int] = []
-        left = {at: int(self._bytes[at]) for at in self.machines.machine[nodes].tolist() if at != OWN}
+        left = {at: int(self._bytes[at]) for at in self.machines.machine[nodes].tolist() if at != NO_MACHINE}
         for node in nodes:
             at = int(self.machines.machine[node])
-            if at == OWN or left[at] >= size_bytes:
+            if at == NO_MACHINE or left[at] >= size_bytes:
                 chosen.append(node)
-                if at != OWN:
+                if at != NO_MACHINE:
                     left[at] -= size_bytes
             if len(chosen) == count:
                 return tuple(chosen)

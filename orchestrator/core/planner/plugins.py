@@ -7,37 +7,41 @@ from typing import Any
 import numpy as np
 
 from orchestrator.core.planner.planner_jobs import Floats, Work
-from orchestrator.core.planner.policies import Seen
+from orchestrator.core.planner.policies import PolicyInput
 
-Plugin = Callable[[Seen], Floats]
-MOST_TOLD = 300
+Plugin = Callable[[PolicyInput], Floats]
+MAX_MESSAGE_LENGTH = 300
 COLUMNS = tuple(column.name for column in fields(Work))
-KNOWN: dict[str, Plugin] = {}
+INSTALLED: dict[str, Plugin] = {}
 """Installed policies by name, filled once before the first plan."""
 
 
-class Fault(Exception):
+class PolicyError(Exception):
     """Error of an installed policy, as a sentence."""
 
 
-def worth(name: str, inputs: Seen) -> Floats:
+def call_policy(name: str, inputs: PolicyInput) -> Floats:
     """Call an installed policy. Return (options, jobs) like the policies of policies.py. Raises Fault."""
     try:
-        result = KNOWN[name](_read_only(inputs))
+        result = INSTALLED[name](_read_only(inputs))
         values = np.asarray(result, np.float64)
     except (Exception, SystemExit) as e:
-        raise Fault(f"policy {name!r} raised {type(e).__name__}: {' '.join(str(e).split())[:MOST_TOLD]}") from e
+        raise PolicyError(
+            f"policy {name!r} raised {type(e).__name__}: {' '.join(str(e).split())[:MAX_MESSAGE_LENGTH]}"
+        ) from e
     if values.shape != inputs.work.remaining_s.shape:
-        raise Fault(f"policy {name!r} returned an array of shape {values.shape}, not {inputs.work.remaining_s.shape}")
+        raise PolicyError(
+            f"policy {name!r} returned an array of shape {values.shape}, not {inputs.work.remaining_s.shape}"
+        )
     possible = values[inputs.work.possible]
     if not np.isfinite(possible).all() or (possible < 0).any():
-        raise Fault(f"policy {name!r} returned values that are not finite or below 0 for options that jobs have")
+        raise PolicyError(f"policy {name!r} returned values that are not finite or below 0 for options that jobs have")
     if possible.size and not possible.any():
-        raise Fault(f"policy {name!r} returned 0 for every option that jobs have")
+        raise PolicyError(f"policy {name!r} returned 0 for every option that jobs have")
     return np.where(inputs.work.possible, values, 0.0)
 
 
-def _read_only(inputs: Seen) -> Seen:
+def _read_only(inputs: PolicyInput) -> PolicyInput:
     """Return read-only views, so that a policy cannot change the planner's arrays."""
     matching = replace(inputs.matching, price=_view(inputs.matching.price))
     columns = {name: _view(part) for name in COLUMNS if isinstance(part := getattr(inputs.work, name), np.ndarray)}

@@ -1,7 +1,7 @@
 """Policies: functions that return the value of a second of each option, (options, jobs) in any one unit.
 
-Each reads `Seen`: the work and the prices of its devices. Prices (prices.py) divide the devices among jobs by these
-values, so only ratios count.
+Each reads `PolicyInput`: the work and the prices of its devices. Prices (prices.py) divide the devices among jobs by
+these values, so only ratios count.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.planner.island_prices import Matching
+from orchestrator.core.planner.island_prices import WorkPrices
 from orchestrator.core.planner.planner_jobs import Floats, Work
 
 LENGTH = 0.5
@@ -35,13 +35,13 @@ SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PolicyInput:
     """Input of a policy. `cost` (options, jobs): remaining work at the prices of its devices; `least` (jobs,): its
     minimum over the options.
     """
 
     work: Work
-    matching: Matching
+    matching: WorkPrices
     cost: Floats
     least: Floats
 
@@ -51,10 +51,10 @@ class Seen:
         return np.asarray(self.least / self.cost, np.float32)  # float32: raising it to a power is three times as fast
 
 
-Policy = Callable[[Seen], Floats]
+Policy = Callable[[PolicyInput], Floats]
 
 
-def seen_with(work: Work, matching: Matching, price: Floats, *, within: bool = False) -> Seen:
+def build_input(work: Work, matching: WorkPrices, price: Floats, *, within: bool = False) -> PolicyInput:
     """Build the input of a policy. `price` (islands,) is per device.
 
     `within`: exclude options that end after the horizon, for jobs that have an option that ends by then.
@@ -65,15 +65,15 @@ def seen_with(work: Work, matching: Matching, price: Floats, *, within: bool = F
         seconds = np.where(is_late & ~is_late.all(axis=0), np.inf, seconds)
     cost = work.devices * seconds * price[work.island][:, None]
     least = cost.min(axis=0)
-    return Seen(work, matching, cost, np.where(np.isfinite(least), least, 1.0))
+    return PolicyInput(work, matching, cost, np.where(np.isfinite(least), least, 1.0))
 
 
-def finish_time(inputs: Seen) -> Floats:
+def finish_time(inputs: PolicyInput) -> Floats:
     """Minimise the mean time from submission to end: jobs that end soon first, each where it wastes least."""
     return np.asarray(_soon(inputs) * inputs.fitness**FITNESS)
 
 
-def makespan(inputs: Seen) -> Floats:
+def makespan(inputs: PolicyInput) -> Floats:
     """Minimise the end of the last job: jobs that can wait least first, each where it wastes least."""
     horizon_s = inputs.matching.horizon_s
     slack = np.maximum(1.0 - np.where(np.isfinite(inputs.cost), inputs.work.remaining_s, 0.0) / horizon_s, 0.0)
@@ -81,19 +81,19 @@ def makespan(inputs: Seen) -> Floats:
     return np.asarray(worth * inputs.fitness ** (1.0 + ON_TIME) / (slack + SLACK))
 
 
-def max_min_fairness(inputs: Seen) -> Floats:
+def max_min_fairness(inputs: PolicyInput) -> Floats:
     """Prefer jobs that have received the smallest part of what they would have had alone since submission."""
     work = inputs.work
     got = np.maximum(work.isolated_s - work.best_s, 0.0) / np.maximum(work.age_s, 1.0)
     return np.asarray(work.devices * (work.best_s / work.remaining_s) / (np.minimum(got, 1.0) + SHARE))
 
 
-def cost(inputs: Seen) -> Floats:
+def cost(inputs: PolicyInput) -> Floats:
     """Like `finish_time`, but prefer options that cost least money: `inputs` has the real prices."""
     return np.asarray(_soon(inputs) * inputs.fitness**4)
 
 
-def _soon(inputs: Seen) -> Floats:
+def _soon(inputs: PolicyInput) -> Floats:
     """Return a higher value where a job ends soon, and for jobs that will have waited long."""
     stays_s = np.maximum(inputs.work.age_s, 0.0) + inputs.work.best_s
     return np.asarray(inputs.least**LENGTH * stays_s**TAIL / inputs.work.remaining_s)
@@ -105,6 +105,6 @@ PRICED: dict[str, Policy] = {
     "makespan": makespan,
     "cost": cost,
 }
-IN_ORDER = ("fifo", "priority")
-POLICIES = (*IN_ORDER, *PRICED)
+ORDER_POLICIES = ("fifo", "priority")
+POLICIES = (*ORDER_POLICIES, *PRICED)
 DEFAULT = "finish_time"

@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.core.planner.planner_jobs import Floats, Integers, Truths
 
 RATE = 0.5
-LATER = 0.15
+RATE_DECAY = 0.15
 """A price changes by a factor of up to exp(RATE) in the first step and by less in each later one."""
 
 PATIENCE = 5
@@ -22,7 +22,7 @@ A small gap is not a reason to stop: long jobs are such a small part of the sum 
 when steps ended at a gap of 0.05 %.
 """
 
-LEAST = 1e-6
+MIN_PRICE_SHARE = 1e-6
 """Fraction of the highest value per device that is the minimum price, so that a fallen price can grow again."""
 
 
@@ -43,7 +43,9 @@ class Prices:
     gain: Floats
 
 
-def clear(values: Floats, counts: Integers, island: Integers, capacity: Integers, warm: Floats, steps: int) -> Prices:
+def find_prices(
+    values: Floats, counts: Integers, island: Integers, capacity: Integers, warm: Floats, steps: int
+) -> Prices:
     """Return the lowest bound found in up to `steps` > 0 steps from the prices `warm`.
 
     `values` and `counts` (devices) are (options, jobs).
@@ -98,8 +100,8 @@ def _steps(
             best, best_step = Prices(price, bound, option, gain), step
         if step - best_step >= patience:
             break
-        change = np.clip(requested / supply - 1.0, -1.0, 1.5) * RATE / (1.0 + LATER * step)
-        price = np.maximum(price, highest * LEAST) * np.exp(change)
+        change = np.clip(requested / supply - 1.0, -1.0, 1.5) * RATE / (1.0 + RATE_DECAY * step)
+        price = np.maximum(price, highest * MIN_PRICE_SHARE) * np.exp(change)
     assert best is not None
     return best
 

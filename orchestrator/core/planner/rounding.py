@@ -12,7 +12,7 @@ from orchestrator.core.planner.prices import Prices, best_options
 
 SWEEPS = 3
 
-GAP = 5e-4
+MIN_GAP = 5e-4
 """Fraction of the bound below which the possible gain is too small for improvements."""
 
 
@@ -50,14 +50,14 @@ def assign(instance: Instance, prices: Prices, sweeps: int = SWEEPS) -> Assignme
     """Assign jobs within the limits of devices and memory, with no device idle that a job could use."""
     if not instance.values.size:
         return Assignment(np.full(instance.values.shape[1], WAITS))
-    best = _filled(instance, _greedy(instance, prices))
+    best = _fill_free(instance, _greedy(instance, prices))
     worth = instance.worth(best.option)
     for _ in range(sweeps):
         before = worth
         for island in np.flatnonzero(instance.capacity > 0).tolist():
-            if worth >= prices.bound * (1 - GAP):
+            if worth >= prices.bound * (1 - MIN_GAP):
                 return best
-            other = _filled(instance, _chosen_again(instance, best.option, prices.price, island))
+            other = _fill_free(instance, _improve(instance, best.option, prices.price, island))
             if (now := instance.worth(other.option)) > worth * (1 + 1e-9):
                 best, worth = other, now
         if worth == before:
@@ -75,12 +75,12 @@ def _greedy(instance: Instance, prices: Prices) -> Integers:
     option = np.full(instance.values.shape[1], WAITS)
     for island, size in enumerate(instance.capacity.tolist()):
         on_island = np.flatnonzero(instance.island[best[buys]] == island)
-        fits = on_island[_in_turn(sizes[on_island], size)]
+        fits = on_island[_first_fit(sizes[on_island], size)]
         option[buys[fits]] = best[buys[fits]]
     return option
 
 
-def _in_turn(sizes: Integers, capacity: int) -> Integers:
+def _first_fit(sizes: Integers, capacity: int) -> Integers:
     """Return the indices chosen by a first-fit pass in order."""
     filled = np.cumsum(sizes)
     first = int(np.searchsorted(filled, capacity, side="right"))
@@ -95,11 +95,11 @@ def _in_turn(sizes: Integers, capacity: int) -> Integers:
     return np.array(chosen, np.int64)
 
 
-def _chosen_again(instance: Instance, option: Integers, price: Floats, island: int) -> Integers:
+def _improve(instance: Instance, option: Integers, price: Floats, island: int) -> Integers:
     """Choose the best jobs for one island again; jobs of other islands may move here, else they stay."""
     options = np.flatnonzero(instance.island == island)
     is_here = (option != WAITS) & (instance.island[option] == island)
-    value, sizes, best = _on(instance, options, price)
+    value, sizes, best = _best_on_island(instance, options, price)
     elsewhere = np.flatnonzero((option != WAITS) & ~is_here)
     loses = np.zeros(len(option))
     current = option[elsewhere]
@@ -115,7 +115,7 @@ def _chosen_again(instance: Instance, option: Integers, price: Floats, island: i
     return updated
 
 
-def _on(instance: Instance, options: Integers, price: Floats) -> tuple[Floats, Integers, Integers]:
+def _best_on_island(instance: Instance, options: Integers, price: Floats) -> tuple[Floats, Integers, Integers]:
     """Return (jobs,) value, devices and number of each job's best option among these options of one island."""
     best, _ = best_options(instance.values[options], instance.devices[options], instance.island[options], price)
     which = options[best]
@@ -123,12 +123,12 @@ def _on(instance: Instance, options: Integers, price: Floats) -> tuple[Floats, I
     return instance.values[which, jobs], instance.devices[which, jobs], which
 
 
-def _filled(instance: Instance, option: Integers) -> Assignment:
+def _fill_free(instance: Instance, option: Integers) -> Assignment:
     """Fill free devices with waiting jobs, the most valuable first, until no job fits.
 
     Jobs of `option` for which machines lack memory have to wait, too.
     """
-    packing = _packed(instance, option)
+    packing = _pack(instance, option)
     refused = np.zeros(instance.values.shape if packing else (0, 0), np.bool_)
     free = instance.free(option)
     while True:
@@ -154,7 +154,7 @@ def _filled(instance: Instance, option: Integers) -> Assignment:
             return Assignment(option, packing.nodes if packing else {})
 
 
-def _packed(instance: Instance, option: Integers) -> Packing | None:
+def _pack(instance: Instance, option: Integers) -> Packing | None:
     """Give jobs nodes in the order of their value per share of the devices or memory, whichever share is larger."""
     if instance.machines is None:
         return None

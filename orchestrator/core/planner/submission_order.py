@@ -10,7 +10,7 @@ from orchestrator.core.planner.planner_jobs import WAITS, Integers, Work, used
 
 def in_order(work: Work, capacity: Integers) -> Integers:
     """Return (jobs,) the option of each job. Running jobs are not moved, but stopped if capacity has shrunk."""
-    option = _going_on(work, capacity)
+    option = _keep_running(work, capacity)
     free = capacity - used(work, option, len(capacity))
     waits = np.flatnonzero(option == WAITS)
     for job in waits[np.argsort(work.order[waits], kind="stable")].tolist():
@@ -27,7 +27,7 @@ def in_order(work: Work, capacity: Integers) -> Integers:
     return option
 
 
-def _going_on(work: Work, capacity: Integers) -> Integers:
+def _keep_running(work: Work, capacity: Integers) -> Integers:
     """Return the options of running jobs; the newest stop first if higher tiers took their devices."""
     option = work.held.copy()
     excess = used(work, option, len(capacity)) - capacity

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import LARGEST, BenchmarkBody
+from orchestrator.server.routes.request_bodies import MAX_INTEGER, BenchmarkBody
 
 router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 
@@ -30,7 +30,7 @@ def run(ref: str, service: Service) -> Response:
 
 
 @router.get("/{ref}/lines")
-def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
+def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0) -> Response:
     """Result lines after number `after`, oldest first: reports are made of them."""
     return json_response(service.benchmark_lines(ref, after))
 

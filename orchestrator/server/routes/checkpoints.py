@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 from orchestrator.server.operations import Progress, stream_operation
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import LARGEST, Arrived, CopyBody, ToolBody
+from orchestrator.server.routes.request_bodies import MAX_INTEGER, Arrived, CopyBody, ToolBody
 from orchestrator.server.service_protocol import ServiceProtocol
-from orchestrator.server.streams import events, patient
+from orchestrator.server.streams import call_slow, events
 
-READING = ("verify", "diff")
+READ_ONLY_TOOLS = ("verify", "diff")
 """Tools that change nothing: a repeated request runs them again."""
 router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
@@ -20,19 +20,19 @@ router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 @router.get("")
 async def checkpoints(request: Request, service: Service, pool: str = "", prefix: str = "") -> Response:
     """Summaries of the checkpoints below `prefix`, in one pool or in all."""
-    return json_response(await patient(request, service.checkpoints, pool, prefix))
+    return json_response(await call_slow(request, service.checkpoints, pool, prefix))
 
 
 @router.get("/away")
 async def away(request: Request, service: Service, pool: str = "") -> Response:
     """A sentence for each storage whose checkpoints are not listed now, because its nodes do not answer."""
-    return json_response(await patient(request, service.checkpoints_away, pool))
+    return json_response(await call_slow(request, service.checkpoints_away, pool))
 
 
 @router.get("/show")
 async def show(ref: str, request: Request, service: Service) -> Response:
     """Summary of one checkpoint's manifest: producer, step, tensors, bytes."""
-    return json_response(await patient(request, service.checkpoint_show, ref))
+    return json_response(await call_slow(request, service.checkpoint_show, ref))
 
 
 @router.get("/plan")
@@ -44,7 +44,7 @@ async def plan(
     count: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
 ) -> Response:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether the checkpoint fits."""
-    return json_response(await patient(request, service.checkpoint_plan, ref, to_kind, count))
+    return json_response(await call_slow(request, service.checkpoint_plan, ref, to_kind, count))
 
 
 @router.post("/copy")
@@ -66,17 +66,19 @@ async def tool(verb: str, body: ToolBody, request: Request, key: Key) -> Respons
     def run(service: ServiceProtocol, progress: Progress) -> Any:
         return service.checkpoint_tool(verb, body.arguments, progress)
 
-    return events(request, stream_operation(request, key if verb not in READING else "", [verb, body.arguments], run))
+    return events(
+        request, stream_operation(request, key if verb not in READ_ONLY_TOOLS else "", [verb, body.arguments], run)
+    )
 
 
 Name = Annotated[str, Query(max_length=255, description="as in the previous response")]
-Index = Annotated[int, Query(ge=0, le=LARGEST, description="index of the chunk of 8 MiB")]
+Index = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="index of the chunk of 8 MiB")]
 
 
 @router.get("/manifest")
 async def manifest(ref: str, request: Request, service: Service) -> Response:
     """MANIFEST.json, unchanged. The header Polyfleet-Checkpoint names the checkpoint, for a folder the newest in it."""
-    reply = await patient(request, service.checkpoint_manifest, ref)
+    reply = await call_slow(request, service.checkpoint_manifest, ref)
     headers = {"Polyfleet-Checkpoint": quote(reply["checkpoint"])}
     return Response(reply["manifest"], media_type="application/octet-stream", headers=headers)
 
@@ -84,14 +86,14 @@ async def manifest(ref: str, request: Request, service: Service) -> Response:
 @router.get("/chunk")
 async def chunk(ref: str, file: Name, index: Index, request: Request, service: Service) -> Response:
     """One chunk of a checkpoint's file. `ref` is the checkpoint itself: POOL:PATH/step-…"""
-    data = await patient(request, service.checkpoint_chunk, ref, file, index)
+    data = await call_slow(request, service.checkpoint_chunk, ref, file, index)
     return Response(bytes(data), media_type="application/octet-stream")
 
 
 @router.get("/place")
 async def place(target: str, request: Request, service: Service) -> Response:
     """The node that writes POOL:FOLDER."""
-    return json_response(await patient(request, service.checkpoint_destination, target))
+    return json_response(await call_slow(request, service.checkpoint_destination, target))
 
 
 @router.put("/incoming")
@@ -100,7 +102,7 @@ async def incoming(node: Name, folder: str, name: Name, request: Request, servic
     "step", "files", "bytes"}. `missing` excludes chunks that have already arrived.
     """
     text = await request.body()
-    return json_response(await patient(request, service.checkpoint_begin, node, folder, name, text))
+    return json_response(await call_slow(request, service.checkpoint_begin, node, folder, name, text))
 
 
 @router.put("/incoming/chunk", status_code=201)
@@ -109,18 +111,18 @@ async def incoming_chunk(
 ) -> Response:
     """Send one chunk (`application/octet-stream`). Refused if it does not match the manifest."""
     data = await request.body()
-    await patient(request, service.checkpoint_write, node, folder, name, file, index, data)
+    await call_slow(request, service.checkpoint_write, node, folder, name, file, index, data)
     return json_response({"file": file, "index": index}, 201)
 
 
 @router.delete("/incoming")
 async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
     """Interrupt a copy. Chunks that have arrived are kept for the next try, which need not wait."""
-    await patient(request, service.checkpoint_interrupt, node, folder, name)
+    await call_slow(request, service.checkpoint_interrupt, node, folder, name)
     return json_response({"folder": folder, "name": name})
 
 
 @router.post("/arrived")
 async def arrived(body: Arrived, request: Request, service: Service) -> Response:
     """Complete a copy: all chunks are read back and verified, then the checkpoint is committed."""
-    return json_response(await patient(request, service.checkpoint_commit, body.node, body.folder, body.name))
+    return json_response(await call_slow(request, service.checkpoint_commit, body.node, body.folder, body.name))

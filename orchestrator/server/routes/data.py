@@ -8,7 +8,7 @@ from cluster.errors import NotFound
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 from orchestrator.server.routes.request_bodies import DataSent
-from orchestrator.server.streams import patient
+from orchestrator.server.streams import call_slow
 
 router = APIRouter(prefix="/v1/data", tags=["data"])
 Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of a file, or of a folder's list of hashes")]
@@ -17,7 +17,7 @@ Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of a fi
 @router.head("/{sha}")
 async def has_data(sha: Sha, request: Request, service: Service) -> Response:
     """200 if the server has the data, so that it need not be sent again, else 404."""
-    if not await patient(request, service.has_data, sha):
+    if not await call_slow(request, service.has_data, sha):
         raise NotFound(f"no data {sha[:12]}", "send it: POST /v1/uploads/{upload} with an empty node")
     return Response()
 
@@ -27,4 +27,4 @@ async def keep_data(sha: Sha, body: DataSent, request: Request, service: Service
     """Complete the upload `upload`, sent with an empty node; `single` is its only file, "" for a folder. All data is
     hashed; it is refused if the hash differs.
     """
-    return json_response(await patient(request, service.keep_data, sha, body.upload, body.single), 201)
+    return json_response(await call_slow(request, service.keep_data, sha, body.upload, body.single), 201)

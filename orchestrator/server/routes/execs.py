@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import SpecError
-from orchestrator.runtime.exec_relay import Asked
-from orchestrator.server.exec_streams import execs, run
+from orchestrator.runtime.exec_relay import ExecRequest
+from orchestrator.server.exec_streams import exec_threads, run
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 from orchestrator.server.routes.request_bodies import Command, Input, Size
 
 router = APIRouter(prefix="/v1", tags=["execs"])
-Known = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+ExecId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @router.post("/jobs/{ref}/exec")
@@ -23,7 +23,7 @@ async def start(ref: str, body: Command, request: Request) -> Response:
     {exec, job, attempt, rank, node}, `output` {stream, data in base64} as it arrives, then `end` {code, reason}. A
     command that was stopped has a reason instead of a code. It is stopped when the attempt or this connection ends.
     """
-    command = Asked(
+    command = ExecRequest(
         command=tuple(body.command), rank=body.rank, terminal=body.terminal, takes_input=body.input, rows=body.rows,
         columns=body.columns, term=body.term, by=body.by,
     )  # fmt: skip
@@ -31,7 +31,7 @@ async def start(ref: str, body: Command, request: Request) -> Response:
 
 
 @router.post("/execs/{known}/input")
-async def give(known: Known, body: Input, request: Request, service: Service) -> Response:
+async def give(known: ExecId, body: Input, request: Request, service: Service) -> Response:
     """Send input to the command: {"taken": bytes accepted so far, "closed": it accepts no more}. Send bytes that were
     not accepted again.
     """
@@ -39,18 +39,18 @@ async def give(known: Known, body: Input, request: Request, service: Service) ->
         data = base64.b64decode(body.data, validate=True)
     except (binascii.Error, ValueError):
         raise SpecError("data", "is not base64", "encode the bytes as in RFC 4648") from None
-    return json_response(await execs(request).call(service.exec_write, known, body.offset, data, body.end))
+    return json_response(await exec_threads(request).call(service.exec_write, known, body.offset, data, body.end))
 
 
 @router.post("/execs/{known}/size")
-async def resize(known: Known, body: Size, request: Request, service: Service) -> Response:
+async def resize(known: ExecId, body: Size, request: Request, service: Service) -> Response:
     """Set the size of the command's terminal."""
-    await execs(request).call(service.exec_resize, known, body.rows, body.columns)
+    await exec_threads(request).call(service.exec_resize, known, body.rows, body.columns)
     return json_response({})
 
 
 @router.post("/execs/{known}/end")
-async def end(known: Known, request: Request, service: Service) -> Response:
+async def end(known: ExecId, request: Request, service: Service) -> Response:
     """Stop the command: SIGHUP, and SIGKILL 2 s later. A command that has ended is not changed."""
-    await execs(request).call(service.exec_close, known)
+    await exec_threads(request).call(service.exec_close, known)
     return json_response({})

@@ -10,15 +10,15 @@ from fastapi import APIRouter, Query, Request, Response
 from orchestrator.job_files import Spot
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.request_bodies import LARGEST, FilesPut
-from orchestrator.server.streams import patient
+from orchestrator.server.routes.request_bodies import MAX_INTEGER, FilesPut
+from orchestrator.server.streams import call_slow
 
 router = APIRouter(prefix="/v1", tags=["files"])
 Path = Annotated[str, Query(max_length=4096, description="path in the job's folder, with `/`")]
 After = Annotated[str, Query(max_length=8192, description="`after` of the previous page")]
-Offset = Annotated[int, Query(ge=0, le=LARGEST, description="offset of the piece's first byte")]
-First = Annotated[int, Query(ge=0, le=LARGEST, description="index of the first piece, from 0")]
-Attempt = Annotated[int, Query(ge=0, le=LARGEST, description="as in the listing")]
+Offset = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="offset of the piece's first byte")]
+First = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="index of the first piece, from 0")]
+Attempt = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="as in the listing")]
 Name = Annotated[str, Query(max_length=255, description="as in the listing")]
 Sha = Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="SHA-256 of the piece")]
 
@@ -29,7 +29,7 @@ async def files(ref: str, request: Request, service: Service, path: Path = "", a
 
     `job` is the job's id, `folders` the location of its files: requests for pieces need both.
     """
-    return json_response(await patient(request, service.files, ref, path, after))
+    return json_response(await call_slow(request, service.files, ref, path, after))
 
 
 @router.get("/jobs/{ref}/files/content")
@@ -44,7 +44,7 @@ async def content(
     offset: Offset = 0,
 ) -> Response:
     """One piece. Headers contain its SHA-256, and the file's size, version, time and mode."""
-    piece = await patient(request, service.file_piece, ref, Spot(attempt, node, pool), path, offset)
+    piece = await call_slow(request, service.file_piece, ref, Spot(attempt, node, pool), path, offset)
     data = piece.pop("data")
     return Response(bytes(data), media_type="application/octet-stream", headers=_headers(piece))
 
@@ -58,13 +58,13 @@ async def hashes(
     ref: str, request: Request, service: Service, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0
 ) -> Response:
     """SHA-256 of some pieces from index `first` on, and the file's version."""
-    return json_response(await patient(request, service.file_hashes, ref, Spot(attempt, node, pool), path, first))
+    return json_response(await call_slow(request, service.file_hashes, ref, Spot(attempt, node, pool), path, first))
 
 
 @router.get("/jobs/{ref}/files/place")
 async def place(ref: str, request: Request, service: Service, path: Path = "") -> Response:
     """Where a file that is put is stored: epoch, node, pool and path."""
-    return json_response(await patient(request, service.file_destination, ref, path))
+    return json_response(await call_slow(request, service.file_destination, ref, path))
 
 
 @router.post("/jobs/{ref}/files")
@@ -73,13 +73,13 @@ async def put(ref: str, body: FilesPut, request: Request, service: Service) -> R
     differs and `force` is not set.
     """
     spot, names = Spot(body.attempt, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
-    return json_response(await patient(request, service.files_put, ref, spot, body.upload, names, body.force))
+    return json_response(await call_slow(request, service.files_put, ref, spot, body.upload, names, body.force))
 
 
 @router.post("/uploads/{upload}")
 async def begin(upload: str, node: Name, request: Request, service: Service) -> Response:
     """Begin or resume an upload on a node. Returns the files that have already been sent, with their sizes."""
-    return json_response(await patient(request, service.upload_begin, node, upload))
+    return json_response(await call_slow(request, service.upload_begin, node, upload))
 
 
 @router.put("/uploads/{upload}/content", status_code=201)
@@ -91,8 +91,10 @@ async def send(
     path: Path,
     sha256: Sha,
     offset: Offset = 0,
-    size_bytes: Annotated[int, Query(ge=-1, le=LARGEST, description="size of the file that this piece completes")] = -1,
-    modified_s: Annotated[float, Query(ge=0, le=LARGEST, allow_inf_nan=False)] = 0.0,
+    size_bytes: Annotated[
+        int, Query(ge=-1, le=MAX_INTEGER, description="size of the file that this piece completes")
+    ] = -1,
+    modified_s: Annotated[float, Query(ge=0, le=MAX_INTEGER, allow_inf_nan=False)] = 0.0,
     mode: Annotated[int, Query(ge=0, le=0o777)] = 0o644,
     whole: Annotated[
         str, Query(pattern="^([0-9a-f]{64})?$", description="SHA-256 of the pieces' SHA-256, as text")
@@ -104,17 +106,17 @@ async def send(
     attributes = {"bytes": size_bytes, "modified_s": modified_s, "mode": mode} | ({"whole": whole} if whole else {})
     end = attributes if size_bytes >= 0 else None
     data = await request.body()
-    await patient(request, service.upload_write, node, upload, path, offset, data, sha256, end)
+    await call_slow(request, service.upload_write, node, upload, path, offset, data, sha256, end)
     return json_response({"path": path, "offset": offset}, 201)
 
 
 @router.get("/uploads/{upload}/hashes")
 async def sent(upload: str, request: Request, service: Service, node: Name, path: Path, first: First = 0) -> Response:
     """SHA-256 of some pieces of a file that was sent."""
-    return json_response(await patient(request, service.upload_hashes, node, upload, path, first))
+    return json_response(await call_slow(request, service.upload_hashes, node, upload, path, first))
 
 
 @router.delete("/uploads/{upload}")
 async def discard(upload: str, node: Name, request: Request, service: Service) -> Response:
     """Remove files of an upload that were not moved to a job. They are otherwise removed after a week."""
-    return json_response(await patient(request, service.upload_discard, node, upload))
+    return json_response(await call_slow(request, service.upload_discard, node, upload))

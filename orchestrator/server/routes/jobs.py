@@ -9,16 +9,16 @@ from pydantic import StringConstraints
 from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
 from orchestrator.runtime import submissions
-from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.runtime.jobs_page import JobsQuery
 from orchestrator.runtime.views import FIELDS
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import LARGEST, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
+from orchestrator.server.routes.request_bodies import MAX_INTEGER, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
 from orchestrator.server.streams import LogStream, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
-Rank = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this rank")]
-Attempt = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this attempt; by default all")]
+Rank = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only this rank")]
+Attempt = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only this attempt; by default all")]
 Tail = Annotated[
     int | None,
     Query(ge=0, le=100_000, description="only this number of lines from the end of the log, regardless of `cursor`"),
@@ -34,7 +34,7 @@ Cursor = Annotated[str, Query(max_length=4096, description="`cursor` of the prev
 Since = Annotated[
     float, Query(ge=0, allow_inf_nan=False, description="only jobs submitted at or after this Unix time, seconds")
 ]
-Before = Annotated[int | None, Query(ge=0, le=LARGEST, description="continue after the previous page: see `Link`")]
+Before = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="continue after the previous page: see `Link`")]
 Fields = Annotated[str, Query(max_length=1000, description="comma-separated fields of each job (default: all)")]
 
 
@@ -86,7 +86,7 @@ def jobs(
 ) -> Response:
     """The newest jobs, the newest last. If there are older ones, `Link: <...>; rel="next"` is their page."""
     selected = tuple(dict.fromkeys(("id", *_fields(fields)))) if fields else ()
-    query = JobsWanted(tuple(map(str, state or ())), name, since, before, limit, selected)
+    query = JobsQuery(tuple(map(str, state or ())), name, since, before, limit, selected)
     page = service.jobs(query)
     response = json_response(page.rows)
     if page.before is not None:
@@ -133,7 +133,7 @@ def history(ref: str, service: Service) -> Response:
 
 
 @router.get("/jobs/{ref}/reports")
-def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
+def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0) -> Response:
     """Values that the job's code reported with `ctx.report`, after number `after`."""
     return json_response(service.reports(ref, after))
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from orchestrator.limits import MOST_BULK
+from orchestrator.limits import MAX_BULK_JOBS
 
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
-LONGEST_COMMAND_BYTES = 32 << 10
-LARGEST = 2**63 - 1
+MAX_COMMAND_BYTES = 32 << 10
+MAX_INTEGER = 2**63 - 1
 """Largest integer of a parameter: that of databases."""
 
 
@@ -29,13 +29,13 @@ def check_depth(data: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_VALUES:,} values")
         if any(isinstance(value, float) and not math.isfinite(value) for value in level):
             raise ValueError("NaN and Infinity are not valid in JSON")
-        if any(isinstance(value, int) and abs(value) > LARGEST for value in level):
+        if any(isinstance(value, int) and abs(value) > MAX_INTEGER for value in level):
             raise ValueError("an integer exceeds 64 bits")
-        level = [inner for value in level for inner in _inside(value)]
+        level = [inner for value in level for inner in _inner_values(value)]
     return data
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inner_values(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list):
@@ -66,7 +66,9 @@ class NewJob(Body):
 
 
 class BulkSubmitBody(Body):
-    jobs: list[SubmitBody] = Field(min_length=1, max_length=MOST_BULK, description="jobs, each as for `POST /v1/jobs`")
+    jobs: list[SubmitBody] = Field(
+        min_length=1, max_length=MAX_BULK_JOBS, description="jobs, each as for `POST /v1/jobs`"
+    )
 
 
 class MigrateBody(Body):
@@ -79,8 +81,8 @@ def _arguments(words: list[str]) -> list[str]:
         raise ValueError("a word contains a NUL byte")
     if words and not words[0]:
         raise ValueError("the program's name is empty")
-    if sum(len(word.encode()) + 1 for word in words) > LONGEST_COMMAND_BYTES:
-        raise ValueError(f"longer than {LONGEST_COMMAND_BYTES} bytes")
+    if sum(len(word.encode()) + 1 for word in words) > MAX_COMMAND_BYTES:
+        raise ValueError(f"longer than {MAX_COMMAND_BYTES} bytes")
     return words
 
 
@@ -96,7 +98,7 @@ class Command(Size):
     command: Annotated[list[str], AfterValidator(_arguments)] = Field(
         max_length=4096, description="a program and its arguments, at most 32 KiB (empty: a shell)"
     )
-    rank: int = Field(default=0, ge=0, le=LARGEST, description="rank beside which the command runs")
+    rank: int = Field(default=0, ge=0, le=MAX_INTEGER, description="rank beside which the command runs")
     terminal: bool = Field(default=False, description="run it in a terminal of `rows` and `columns`")
     input: bool = Field(default=False, description="it has standard input, sent with `/input`")
     term: str = Field(default="", pattern="^[A-Za-z0-9._+-]{0,64}$", description="TERM of the terminal")
@@ -106,7 +108,7 @@ class Command(Size):
 class Input(Body):
     data: str = Field(max_length=900_000, description="base64")
     offset: int = Field(
-        ge=0, le=LARGEST, description="bytes of input before `data`; bytes that were already accepted are skipped"
+        ge=0, le=MAX_INTEGER, description="bytes of input before `data`; bytes that were already accepted are skipped"
     )
     end: bool = Field(default=False, description="this is the end of the input")
 
@@ -147,7 +149,7 @@ class FilePut(Body):
 class FilesPut(Body):
     upload: str = Field(pattern="^[0-9a-z-]{8,64}$")
     files: list[FilePut] = Field(min_length=1, max_length=1000)
-    attempt: int = Field(ge=0, le=LARGEST, description="from `files/place`, like `node` and `pool`")
+    attempt: int = Field(ge=0, le=MAX_INTEGER, description="from `files/place`, like `node` and `pool`")
     node: str = Field(max_length=255)
     pool: str = Field(max_length=255)
     force: bool = Field(default=False, description="overwrite files that differ; never while the job runs")

@@ -6,7 +6,7 @@ import pytest
 
 from cluster import catalogue
 from cluster.catalogue.precision import FLOATS, FP8_FN, FP8_FNUZ
-from cluster.catalogue.tables import BASE, DeviceModel, normalized_word
+from cluster.catalogue.tables import BASE, DeviceModel, normalize_name
 from cluster.errors import UserError
 from orchestrator.resource_syntax import COUNT
 
@@ -62,7 +62,7 @@ def test_no_word_means_two_things():
     for row in MODELS:
         if row.kind not in ON_CPUS:
             for word in words_of(row):
-                meant.setdefault(normalized_word(word), set()).add(row.family)
+                meant.setdefault(normalize_name(word), set()).add(row.family)
     assert {word: families for word, families in meant.items() if len(families) > 1} == {}
 
 

@@ -6,8 +6,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from cluster.hosts.environment_setup import runs_nodes
-from cluster.interpreters import NEEDED, Interpreter
+from cluster.hosts.environment_setup import can_run_nodes
+from cluster.interpreters import REQUIRED_MODULES, Interpreter
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +41,7 @@ def test_a_storage_that_cannot_be_one_is_told_with_its_field():
 
 def test_nodes_run_only_from_the_head_s_ray_and_minor_python():
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    fit = Interpreter("/p", f"{here}.0", {"ray": "2.60.0"}, frozenset(NEEDED))
-    assert runs_nodes(fit, "2.60.0") and not runs_nodes(fit, "2.60.1")
-    assert not runs_nodes(Interpreter("/p", "3.10.1", fit.versions, fit.modules), "2.60.0")
-    assert not runs_nodes(Interpreter("/p", fit.python, fit.versions, frozenset()), "2.60.0")
+    fit = Interpreter("/p", f"{here}.0", {"ray": "2.60.0"}, frozenset(REQUIRED_MODULES))
+    assert can_run_nodes(fit, "2.60.0") and not can_run_nodes(fit, "2.60.1")
+    assert not can_run_nodes(Interpreter("/p", "3.10.1", fit.versions, fit.modules), "2.60.0")
+    assert not can_run_nodes(Interpreter("/p", fit.python, fit.versions, frozenset()), "2.60.0")

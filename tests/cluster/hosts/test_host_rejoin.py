@@ -7,7 +7,7 @@ import pytest
 from cluster import fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, HostRecord
-from cluster.hosts.host_rejoin import AWAY_S, FIRST_PAUSE_S, Rejoins
+from cluster.hosts.host_rejoin import AWAY_S, FIRST_PAUSE_S, HostRejoin
 
 HOST = HostRecord("b", "b.lab", "10.0.0.2", {}, ("far-b",), "/h", "/c", {"far": "/p"})
 
@@ -25,7 +25,7 @@ class Clock:
 
     def __init__(self):
         self.now_s, self.joined, self.error = 0.0, [], None
-        self.rejoins = Rejoins(lambda line: None, lambda: self.now_s, self.join)
+        self.rejoins = HostRejoin(lambda line: None, lambda: self.now_s, self.join)
 
     def join(self, record, host, progress):
         self.joined.append(self.now_s)

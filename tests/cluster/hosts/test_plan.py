@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cluster.hosts.plan import GB, Wanted, from_look, planned
+from cluster.hosts.plan import GB, HostRequest, make_plan, parse_facts
 from cluster.recipes import CPUBuild, Recipe
 
 TOLD = {
@@ -13,8 +13,8 @@ TOLD = {
     "drivers": {}, "absent": [],
 }  # fmt: skip
 RECIPE = Recipe("main", "torch==2.13.0\n", building_bytes=3 * GB, cpu_build=CPUBuild("torch"))
-WANTED = Wanted("a", "a.lab", "10.0.0.8", ("gpu",), {"gpu": RECIPE})
-FOUND = from_look(TOLD, 999.0, 1001.0)
+WANTED = HostRequest("a", "a.lab", "10.0.0.8", ("gpu",), {"gpu": RECIPE})
+FOUND = parse_facts(TOLD, 999.0, 1001.0)
 
 
 def with_environment(recipe):
@@ -22,25 +22,25 @@ def with_environment(recipe):
 
 
 def test_a_host_with_nothing_gets_code_environment_and_node():
-    made = planned(WANTED, FOUND, ())
+    made = make_plan(WANTED, FOUND, ())
     assert made.steps == ("send the code", "make environment main", "start node gpu-a")
     assert (made.warnings, made.problems) == ((), ())
 
 
 def test_an_environment_counts_in_either_build():
     for recipe in (RECIPE, RECIPE.for_cpu):
-        assert planned(WANTED, with_environment(recipe), ()).steps == ("start node gpu-a",)
+        assert make_plan(WANTED, with_environment(recipe), ()).steps == ("start node gpu-a",)
 
 
 def test_a_host_that_runs_all_of_it_gets_nothing():
-    assert planned(WANTED, with_environment(RECIPE), ("gpu-a",)).steps == ("nothing to do: its nodes are running",)
+    assert make_plan(WANTED, with_environment(RECIPE), ("gpu-a",)).steps == ("nothing to do: its nodes are running",)
 
 
 def test_a_port_of_the_head_that_is_taken_is_told_unless_it_is_our_own():
     found, wanted = replace(FOUND, has_port=False), replace(WANTED, leads=True, port=6379)
-    [(message, remedy)] = planned(wanted, found, ()).problems
+    [(message, remedy)] = make_plan(wanted, found, ()).problems
     assert message.startswith("port 6379 of 10.0.0.8 is in use by another program") and "`head.port`" in remedy
-    assert planned(wanted, found, ("head",)).problems == ()
+    assert make_plan(wanted, found, ("head",)).problems == ()
 
 
 def test_each_obstacle_is_told_with_its_remedy():
@@ -53,7 +53,7 @@ def test_each_obstacle_is_told_with_its_remedy():
         home_free_bytes=1,
         absent=("/p",),
     )
-    said = planned(WANTED, found, ()).problems
+    said = make_plan(WANTED, found, ()).problems
     assert [message for message, _ in said] == [
         "10.0.0.8 is not an address of this host",
         "/h cannot be written",
@@ -67,11 +67,11 @@ def test_each_obstacle_is_told_with_its_remedy():
 
 def test_disk_and_venv_are_not_asked_where_nothing_is_made():
     found = replace(with_environment(RECIPE), has_venv=False, cache_free_bytes=0)
-    assert planned(WANTED, found, ()).problems == ()
+    assert make_plan(WANTED, found, ()).problems == ()
 
 
 def test_a_clock_is_compared_with_the_middle_of_the_question():
-    assert from_look(TOLD, 999.0, 1001.0).skew_s == 0.0
-    ahead = planned(WANTED, from_look(TOLD, 989.0, 991.0), ())
+    assert parse_facts(TOLD, 999.0, 1001.0).skew_s == 0.0
+    ahead = make_plan(WANTED, parse_facts(TOLD, 989.0, 991.0), ())
     assert ahead.warnings == ("its clock is 10 s ahead of this machine's: times in its logs are off by that",)
-    assert "behind" in planned(WANTED, from_look(TOLD, 1009.0, 1011.0), ()).warnings[0]
+    assert "behind" in make_plan(WANTED, parse_facts(TOLD, 1009.0, 1011.0), ()).warnings[0]

@@ -26,7 +26,7 @@ def look(**asked):
 
 def test_a_look_at_this_machine_tells_all_that_a_plan_needs():
     told = look(identity="x", code="y", address="127.0.0.1")
-    found = plan.from_look(told, told["time_s"], told["time_s"])
+    found = plan.parse_facts(told, told["time_s"], told["time_s"])
     assert (found.has_address, found.has_code, found.skew_s) == (True, False, 0.0)
     assert found.python_version.startswith(host_steps.VERSION)
     assert found.home.endswith("/.polyfleet/hosts/x")

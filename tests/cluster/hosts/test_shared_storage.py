@@ -6,7 +6,7 @@ import pytest
 
 from cluster.errors import SpecError
 from cluster.fleet_spec import parse_fleet
-from cluster.hosts.shared_storage import KEEPS, findings, warnings
+from cluster.hosts.shared_storage import KEEP_REMEDY, findings, warnings
 from cluster.types import NodeFacts
 
 APART = "pool far has 2 separate storages (a and c; b): a lost host takes its checkpoints with it"
@@ -14,7 +14,7 @@ SEEN = {"far": {"a": "1", "b": "2", "c": "1"}, "near": {"a": "3", "b": "3"}, "on
 
 
 def test_hosts_with_storages_of_their_own_are_told_with_what_to_do():
-    assert warnings({}, SEEN) == [f"{APART}; {KEEPS}"]
+    assert warnings({}, SEEN) == [f"{APART}; {KEEP_REMEDY}"]
 
 
 def test_a_storage_that_is_to_be_shared_and_is_not_is_refused_with_its_hosts():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import SpecError
-from cluster.fleet_spec import load_fleet, parse_fleet, startable
+from cluster.fleet_spec import check_startable, load_fleet, parse_fleet
 from cluster.render import kuberay, ray_autoscaler
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fleets" / "engines.yaml"
@@ -41,11 +41,11 @@ def test_up_takes_no_pool_that_says_something_to_engines_alone():
     for more in ({"accelerators": "H100:8"}, {"min_nodes": 0, "max_nodes": 2}, {"spot": True}, {"kubernetes": {}}):
         fleet = parse_fleet({"pools": {"here": {"backend": "cpu"}, "p": {"backend": "nvidia"} | more}})
         with pytest.raises(SpecError) as told:
-            startable(fleet)
+            check_startable(fleet)
         assert told.value.field == f"pools.p.{next(iter(more))}"
         assert all(word in told.value.message for word in more)
     plain = parse_fleet({"pools": {"here": {"backend": "cpu", "nodes": 2}}, "slurm": {"folder": "/shared"}})
-    assert startable(plain) is plain
+    assert check_startable(plain) is plain
 
 
 @pytest.mark.parametrize(

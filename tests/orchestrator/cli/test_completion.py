@@ -183,7 +183,7 @@ def test_every_argument_that_takes_a_job_is_completed_with_jobs():
         for parameter in inspect.signature(function).parameters.values():
             taken = next((one for one in get_args(parameter.annotation) if isinstance(one, ParameterInfo)), None)
             if taken and re.search(r"\bJOB\b", taken.metavar or ""):
-                assert taken.autocompletion in (completion_values.jobs, completion_values.jobs_and_places), command
+                assert taken.autocompletion in (completion_values.jobs, completion_values.jobs_and_pools), command
 
 
 def asked(polyfleet, typed, **options):
@@ -198,7 +198,7 @@ def test_pools_and_nodes_are_those_of_the_running_server(live):
     """On a busy machine it may not answer in time, so each is asked until it does."""
     pools = sorted(pool["pool"] for pool in live.service.fleet()["pools"])
     wait_for(lambda: sorted(completion_values.pool("")) == pools)
-    wait_for(lambda: sorted(completion_values.places("")) == [f"{pool}:" for pool in pools])
+    wait_for(lambda: sorted(completion_values.pool_prefixes("")) == [f"{pool}:" for pool in pools])
     wait_for(lambda: set(pools) < set(completion_values.kind_or_pool("")))
     wait_for(lambda: sorted(completion_values.nodes("")) == sorted(node["node"] for node in live.service.nodes()))
 

@@ -12,8 +12,8 @@ import pytest
 
 from cluster.errors import NotFound
 from orchestrator import client as http
-from orchestrator.cli.escape_sequence import Escape
-from orchestrator.runtime.exec_relay import Asked
+from orchestrator.cli.escape_sequence import EscapeFilter
+from orchestrator.runtime.exec_relay import ExecRequest
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_it_ends_with_the_attempt_whatever_it_does_to_its_environment(start, job
 
 
 def test_input_given_twice_counts_once_and_output_that_was_lost_is_given_again(live, job):
-    known = live.service.exec_start(job, Asked(("cat",), takes_input=True))["exec"]
+    known = live.service.exec_start(job, ExecRequest(("cat",), takes_input=True))["exec"]
     for _ in range(2):
         assert live.service.exec_write(known, 0, b"abc", False) == {"taken": 3, "closed": False}
     first = live.service.exec_read(known, 0, 20.0)
@@ -276,6 +276,6 @@ def test_a_shell_ends_with_its_job_and_says_so(shell, talking, job, wait_for):
     ],
 )
 def test_leaving_takes_enter_tilde_and_a_dot(typed, sent, left):
-    escape = Escape()
+    escape = EscapeFilter()
     told = [escape.feed(piece) for piece in typed]
     assert (b"".join(data for data, _ in told), told[-1][1]) == (sent, left)

@@ -17,8 +17,8 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.states import State
 from orchestrator.runtime import reservations
-from orchestrator.runtime.ray_capacity import Held, explained
-from orchestrator.runtime.views import continues
+from orchestrator.runtime.ray_capacity import RayResources, explain_shortage
+from orchestrator.runtime.views import resume_clause
 
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"
 ECHO = {"task": "run", "command": ["echo", "printed"], "name": "talked"}
@@ -153,9 +153,9 @@ def test_what_a_job_would_continue_from_is_what_is_known_of_its_checkpoints():
         (Record(run), "starts from the beginning, with its files: no checkpoint of it is known"),
         (Record(replace(run, candidates=(script,))), "continues from ckpt.pt in its files, if its script has saved"),
     ):
-        assert continues(replace(record, attempts=(attempt,))).startswith(begin), record
-    assert continues(Record(run)) == ""
-    assert continues(Record(replace(run, state=State.SUCCEEDED), attempts=(attempt,))) == ""
+        assert resume_clause(replace(record, attempts=(attempt,))).startswith(begin), record
+    assert resume_clause(Record(run)) == ""
+    assert resume_clause(Record(replace(run, state=State.SUCCEEDED), attempts=(attempt,))) == ""
 
 
 def test_checkpoints_of_a_node_that_is_away_are_named_beside_those_that_are_listed(here, live, talked):
@@ -267,7 +267,7 @@ def test_a_device_that_another_user_of_the_ray_cluster_holds_is_told_to_be_in_us
 
     def refuse(place, bundles, ids):
         has, free = {node: {"CPU": 64.0} for node in ids}, {node: {} for node in ids}
-        raise explained(bundles, ids, Held(has, free, {}, frozenset(ids)))
+        raise explain_shortage(bundles, ids, RayResources(has, free, {}, frozenset(ids)))
 
     monkeypatch.setattr(reservations, "reserve", refuse)
     spec = ECHO | {"resources": {"pool": "cpu"}, "recovery": {"backoff": "30s"}}

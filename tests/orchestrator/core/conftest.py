@@ -12,7 +12,7 @@ from orchestrator.core.draft import Control
 from orchestrator.core.fold import apply, submitted
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
-from orchestrator.core.placement import AGAIN_S
+from orchestrator.core.placement import MIN_INTERVAL_S
 from workers.messages import PROTOCOL, AttemptStatus, Failure, Outcome
 
 GiB = 2**30
@@ -65,14 +65,14 @@ class Controller:
     def __init__(self, w):
         self.w, self.s, self.wall_s, self.control = w, 1000.0, 5e8, Control()
         self.number = 0
-        self.tell(m.Joined())
+        self.tell(m.ClusterJoined())
 
     def tell(self, message, after_s=0.0):
         """(events as (job, event, epoch), commands), `after_s` seconds later. An answer is of the newest command,
         unless it says of when it is; in commands that time is left out.
         """
         self.s += after_s
-        if isinstance(message, m.Fenced | m.Stopped | m.Released) and not message.requested_s:
+        if isinstance(message, m.FenceAnswered | m.StopAnswered | m.ReleaseAnswered) and not message.requested_s:
             message = replace(message, requested_s=self.s)
         done = step(self.control, message, Now(self.s, self.wall_s))
         self.control, self.events = done.control, done.events
@@ -89,26 +89,28 @@ class Controller:
             more = self.tick(1.0, **told)
             events, commands, after_s = events + more[0], commands + more[1], after_s - 1.0
             stored += self.events
-        more = self.tell(m.Tick(**told), max(after_s, AGAIN_S))
+        more = self.tell(m.Tick(**told), max(after_s, MIN_INTERVAL_S))
         self.events = (*stored, *self.events)
         return events + more[0], commands + more[1]
 
     def node(self, name, count=1, kind="cpu", pool=None):
         """A node joins, its agent is made, and tells that nothing runs there."""
         pool = pool or kind.partition(":")[0]
-        alive = [m.NodeSeen(n.ray_id, n.name, pool=n.pool) for n in self.control.nodes.values() if not n.lost_reason]
-        self.tell(m.NodesSeen((*alive, m.NodeSeen(f"ray-{name}", name, pool=pool))))
-        self.tell(m.AgentMade(name, f"ray-{name}"))
+        alive = [m.ListedNode(n.ray_id, n.name, pool=n.pool) for n in self.control.nodes.values() if not n.lost_reason]
+        self.tell(m.NodesListed((*alive, m.ListedNode(f"ray-{name}", name, pool=pool))))
+        self.tell(m.AgentStarted(name, f"ray-{name}"))
         self.hear(name, facts=facts(name, count, kind, pool))
         self.hear(name)
 
     def hear(self, name, *reports, there=None, after_s=0.0, **more):
         """A node's answer: everything that is followed there is there, unless `there` says what is."""
         if there is None:
-            live = [(live, rank, part) for live in self.control.attempts.values() for rank, part in enumerate(live.parts)]
+            live = [
+                (live, rank, part) for live in self.control.attempts.values() for rank, part in enumerate(live.parts)
+            ]
             there = [live.part_key(rank) for live, rank, part in live if part.node == name]
         ray_id = more.pop("ray_id", f"ray-{name}")
-        told = {"asked_s": self.s + after_s, "attempts": frozenset(there), **more}
+        told = {"requested_s": self.s + after_s, "attempts": frozenset(there), **more}
         return self.tell(m.Heartbeat(name, ray_id, reports=reports, **told), after_s)
 
     def hear_all(self, *names, seconds, every_s=2.0):

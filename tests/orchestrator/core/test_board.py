@@ -1,7 +1,7 @@
 """Jobs are one class on the board only where all that decides on their places is the same."""
 
-from orchestrator.core.capacity import Room
-from orchestrator.core.expected_duration import expected
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.expected_duration import expectation
 from orchestrator.core.model import Candidate, Devices, Job, Snapshot
 from orchestrator.core.planner.board import board
 
@@ -10,7 +10,7 @@ def test_jobs_that_divide_different_batches_get_different_numbers_of_devices() -
     node = Devices("n/k", "n", "p", "env", "nvidia", "nvidia:K", (0, 1, 2, 3), 4)
     jobs = tuple(_job(size) for size in (6, 8))
     seen = Snapshot(0.0, (node,), jobs)
-    found = board(seen, jobs, (), Room(seen), 0, expected(seen))
+    found = board(seen, jobs, (), FreeCapacity(seen), 0, expectation(seen))
     assert [[way.place.count for way in ways] for ways in found.choices] == [[1, 2, 3], [1, 2, 4]]
 
 

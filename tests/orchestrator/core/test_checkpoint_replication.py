@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core import messages as m
-from orchestrator.core.checkpoint_replication import choose
+from orchestrator.core.checkpoint_replication import choose_node
 from orchestrator.core.commands import Launch, Replicate
 from orchestrator.core.fold import Record
 from orchestrator.core.nodes import Node
@@ -23,7 +23,7 @@ def node(t, name, pool="far", storage="", host="", free_gib=9):
 def chosen(w, source, *others, replicas=(), size_gib=1, failed=""):
     point = {"pool": "far", "path": "j/step-2", "node": source.name, "step": 2, "bytes": size_gib * GiB}
     record = Record(w.job("j", replicas=1), checkpoint=point, replicas=replicas)
-    return choose(record, source, (source, *others), others, failed)
+    return choose_node(record, source, (source, *others), others, failed)
 
 
 def test_a_machine_of_the_same_pool_takes_the_copy_before_one_with_more_room(w, t):

@@ -4,9 +4,9 @@ import pytest
 
 from orchestrator.core import leaked_devices
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import AFTERMATH_S
+from orchestrator.core.attempts import CUT_OFF_AFTERMATH_S
 from orchestrator.core.commands import Stop
-from orchestrator.core.control import resumed
+from orchestrator.core.control import control_from_log
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 
@@ -18,10 +18,10 @@ def gang(c, w):
     c.node("b")
     c.run(w.job("g", w.want("cpu", nodes=2)))
     c.hear_all("a", seconds=8)
-    c.tell(m.Fenced("g", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("g", 2, current_epoch=2))
     c.hear("b")
     c.tick()
-    c.tell(m.Fenced("g", 1, current_epoch=1))
+    c.tell(m.FenceAnswered("g", 1, current_epoch=1))
     return c
 
 
@@ -32,7 +32,7 @@ def fail(c, t):
 
 
 def test_a_failure_long_after_a_node_could_not_be_reached_is_the_jobs_own(gang, t):
-    gang.hear_all("a", "b", seconds=AFTERMATH_S + 10)
+    gang.hear_all("a", "b", seconds=CUT_OFF_AFTERMATH_S + 10)
     assert fail(gang, t) == "cancel"
     assert gang.hear("b", t.ended("g", 1, 1, "cancelled", node="b"))[0] == [("g", "failed", 1)]
     assert gang.events[0].data["reason"] == "node a (node rank 0): ValueError: 7"
@@ -40,14 +40,14 @@ def test_a_failure_long_after_a_node_could_not_be_reached_is_the_jobs_own(gang, 
 
 def test_a_failure_soon_after_a_node_could_not_be_reached_follows_from_that(gang, t):
     """Connections that had broken are noticed late."""
-    gang.hear_all("a", "b", seconds=AFTERMATH_S / 2)
+    gang.hear_all("a", "b", seconds=CUT_OFF_AFTERMATH_S / 2)
     assert fail(gang, t) == "fence"
     assert gang.hear("b", t.ended("g", 1, 1, "fenced", node="b"))[0] == [("g", "interrupted", 1)]
     assert gang.events[0].data["reason"] == "node b has not answered for 7 s; node b then ended its part"
 
 
 def test_a_node_that_cannot_be_reached_again_is_a_new_reason(gang, t):
-    gang.hear_all("a", "b", seconds=AFTERMATH_S + 10)
+    gang.hear_all("a", "b", seconds=CUT_OFF_AFTERMATH_S + 10)
     gang.hear_all("b", seconds=8)
     assert gang.control.lives["g"].cut_off.reason == "node a has not answered for 7 s"
 
@@ -59,7 +59,7 @@ def test_a_launch_whose_answer_was_lost_explains_nothing_once_every_part_has_rep
     c.hear("a", t.report("g", 1, 0, "running"))
     c.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",)))
     c.hear("b", t.report("g", 1, 1, "running"))
-    c.hear_all("a", "b", seconds=AFTERMATH_S + 10)
+    c.hear_all("a", "b", seconds=CUT_OFF_AFTERMATH_S + 10)
     assert fail(c, t) == "cancel"
 
 
@@ -97,17 +97,17 @@ def goes_on(c, seconds):
     commands, told = [], []
     for _ in range(seconds):
         for stop in (x for x in commands if isinstance(x, Stop)):
-            c.tell(m.Stopped("a", "j", 1, stop.how))
+            c.tell(m.StopAnswered("a", "j", 1, stop.how))
         c.hear("a")
         commands = c.tick(1.0)[1]
-        told = leaked_devices.found(c.control, Now(c.s))
+        told = leaked_devices.list_leaks(c.control, Now(c.s))
     return [leak.holder for leak in told]
 
 
 def test_an_attempt_that_goes_on_after_its_job_was_cancelled_is_told_of(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    c.tell(m.CancelAsked("j"))
+    c.tell(m.CancelRequested("j"))
     assert goes_on(c, 10) == []
     assert goes_on(c, 30) == ["j.1"], "it is asked again, and that is no new beginning"
 
@@ -115,8 +115,8 @@ def test_an_attempt_that_goes_on_after_its_job_was_cancelled_is_told_of(c, w):
 def test_an_attempt_that_goes_on_after_its_cancel_is_told_of_by_a_server_that_started_since(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    c.tell(m.CancelAsked("j"))
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
-    c.tell(m.Joined())
+    c.tell(m.CancelRequested("j"))
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.ClusterJoined())
     c.node("a")
     assert goes_on(c, 40) == ["j.1"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Forget, Release, Stop
+from orchestrator.core.commands import Fence, Release, RemoveFiles, Stop
 from orchestrator.core.model import Recovery
 
 LEASE = ("lost", "lost", "its lease passed: neither the server nor a fence could be reached", {0: -9})
@@ -28,10 +28,10 @@ def test_exit_codes_of_ranks_that_ended_with_a_lease_are_not_those_of_the_job(c,
 def test_a_job_that_succeeds_is_finished_forgotten_and_gives_its_devices_back(c, w, t):
     c.node("a")
     launch = c.run(w.job("j", w.want("cpu")))
-    assert c.hear("a", t.ended("j", 1, codes={0: 0})) == ([("j", "finished", 1)], [Forget("a", "j", 1)])
+    assert c.hear("a", t.ended("j", 1, codes={0: 0})) == ([("j", "finished", 1)], [RemoveFiles("a", "j", 1)])
     assert c.tick() == ([], [Release(launch.place)])
-    assert c.tell(m.Released(launch.place)) == ([], [])
-    assert not c.control.records and not c.control.lives and not c.control.releasing
+    assert c.tell(m.ReleaseAnswered(launch.place)) == ([], [])
+    assert not c.control.records and not c.control.lives and not c.control.pending_releases
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_sister_whose_connection_broke_does_not_hide_the_node_that_was_lost(ga
     assert gang.hear("b", broken, after_s=1.0) == ([], [Stop("a", "g", 1, "cancel")])
     events, commands = gang.hear_all("b", seconds=10)
     assert (events, {x for x in commands if isinstance(x, Fence)}) == ([], {Fence("g", 2)})
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     events, commands = gang.hear_all("b", seconds=14)
     assert events == [("g", "interrupted", 1)]
     record = gang.control.records["g"]
@@ -84,7 +84,7 @@ def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_
     gang.hear("a", after_s=4.0)
     gang.tick()
     events, _ = gang.hear_all("b", seconds=8)
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     events, _ = gang.hear_all("b", seconds=16)
     assert events == [("g", "failed", 1)]
     assert gang.state("g") == "", "it has ended"
@@ -101,11 +101,11 @@ def test_a_part_that_read_its_fence_was_lost_also_for_a_server_that_did_not_rais
 def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
     """Its machine has joined a new cluster and its agent does not answer: that is no word of its part."""
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
-    gang.tell(m.Parted(over=True))
-    gang.tell(m.Joined(), 5.0)
-    gang.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"), m.NodeSeen("ray-b", "b"))))
+    gang.tell(m.ClusterParted(over=True))
+    gang.tell(m.ClusterJoined(), 5.0)
+    gang.tell(m.NodesListed((m.ListedNode("ray-a2", "a"), m.ListedNode("ray-b", "b"))))
     gang.tick(10.0)
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
 
@@ -113,12 +113,12 @@ def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
 def test_a_node_that_comes_back_with_an_empty_disk_was_not_heard_of_its_part(gang, t):
     """It lost its power, and its disk: what it says later is no word of the part that the other broke with."""
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
-    gang.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"), m.NodeSeen("ray-b", "b"))), 3.0)
-    gang.tell(m.AgentMade("a", "ray-a2"), 1.0)
+    gang.tell(m.NodesListed((m.ListedNode("ray-a2", "a"), m.ListedNode("ray-b", "b"))), 3.0)
+    gang.tell(m.AgentStarted("a", "ray-a2"), 1.0)
     gang.hear("a", there=(), ray_id="ray-a2", facts=t.facts("a"), after_s=1.0)
     gang.tick()
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
-    gang.tell(m.Stopped("a", "g", 1, "cancel"))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
+    gang.tell(m.StopAnswered("a", "g", 1, "cancel"))
     gang.hear("a", there=(), ray_id="ray-a2", after_s=1.0)
     assert gang.tick()[0][0] == ("g", "interrupted", 1)
     assert gang.control.records["g"].attempts[0].reason == "node a has no record of this attempt"
@@ -128,7 +128,7 @@ def test_a_time_in_which_the_server_itself_was_stopped_is_no_word_of_a_node(gang
     """A silent node counts as heard for as long as we were stopped, but it said nothing."""
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     gang.tick(10.0)
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     gang.tell(m.Tick(), 30.0)
     assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
@@ -139,8 +139,8 @@ def test_a_node_that_comes_back_without_its_part_says_nothing_of_when_that_ended
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     gang.hear("a", there=(), after_s=4.0)
     assert Fence("g", 2) in gang.tick()[1]
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
-    gang.tell(m.Stopped("a", "g", 1, "cancel"))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
+    gang.tell(m.StopAnswered("a", "g", 1, "cancel"))
     gang.hear("a", there=(), after_s=1.0)
     assert gang.tick()[0][0] == ("g", "interrupted", 1)
 
@@ -149,7 +149,7 @@ def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
     _, commands = gang.hear_all("b", seconds=8)
     assert Fence("g", 2) in commands
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert gang.hear("a", t.ended("g", 1, 0, "fenced"))[0] == [("g", "interrupted", 1)]
     reason = gang.control.records["g"].reason
@@ -171,7 +171,7 @@ def test_the_sisters_of_a_part_that_was_lost_are_fenced_off(gang, t):
 
 
 def test_what_ranks_wrote_and_nobody_can_read_stops_that_attempt_only_and_decides(gang, t):
-    told = m.Spoiled("g", 1, 1, "events.jsonl is a folder")
+    told = m.PartUnreadable("g", 1, 1, "events.jsonl is a folder")
     assert [x.text for x in gang.tell(told)[1]] == [
         "attempt g.1.1: node b sent an unreadable report: events.jsonl is a folder"
     ]
@@ -193,8 +193,8 @@ def test_a_report_that_comes_twice_or_of_a_part_that_has_ended_changes_nothing(c
 
 
 def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
-    gang.tell(m.Joined())
-    gang.tell(m.Fenced("g", 1, current_epoch=2))
+    gang.tell(m.ClusterJoined())
+    gang.tell(m.FenceAnswered("g", 1, current_epoch=2))
     gang.hear("a", t.ended("g", 1, 0, "fenced"))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert [e.event for e in gang.events] == ["interrupted"]
@@ -203,7 +203,7 @@ def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
 def lose(c, t, node, others):
     """It is silent until nothing of it can run any more."""
     c.hear_all(*others, seconds=8)
-    c.tell(m.Fenced("g", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("g", 2, current_epoch=2))
     for other in others:
         live = c.control.lives["g"]
         rank = next(rank for rank, part in enumerate(live.parts) if part.node == other)

@@ -6,17 +6,17 @@ import pytest
 
 from orchestrator.core import leaked_devices
 from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Forget, Launch, Stop
-from orchestrator.core.control import resumed
+from orchestrator.core.commands import Fence, Launch, RemoveFiles, Stop
+from orchestrator.core.control import control_from_log
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
-from orchestrator.core.suspicion import waits_for
+from orchestrator.core.suspicion import waiting_reason
 
 
 def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.tell(m.Parted())
+    c.tell(m.ClusterParted())
     c.tell(m.Launched("j", 1, step=7))
     assert not c.control.lives["j"].launching, "it would be STARTING for ever"
     assert c.control.records["j"].resumed_step == 7
@@ -49,7 +49,7 @@ def test_a_step_that_an_earlier_attempt_began_with_is_not_told_of_one_that_start
 def test_a_launch_that_failed_while_no_fleet_is_joined_frees_its_devices(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.tell(m.Parted())
+    c.tell(m.ClusterParted())
     assert c.tell(m.LaunchFailed("j", 1, "launch", "no devices"))[0] == [("j", "interrupted", 1)]
     assert c.state("j") == "RECOVERING" and not c.control.lives
 
@@ -85,8 +85,8 @@ def test_a_launch_that_timed_out_is_replaced_only_when_its_start_cannot_arrive_a
     assert c.tell(told) == ([], [Stop("a", "j", 1, "fence")])
     assert c.tick(1.0) == ([], [Fence("j", 2)])
     assert c.hear("a", there=(), after_s=1.0) == ([], []), "it says so, but a start may still arrive"
-    assert c.tell(m.Fenced("j", 2, current_epoch=2))[1] == [Stop("a", "j", 1, "fence")]
-    assert c.tell(m.Stopped("a", "j", 1, "fence"), 0.5) == ([], [])
+    assert c.tell(m.FenceAnswered("j", 2, current_epoch=2))[1] == [Stop("a", "j", 1, "fence")]
+    assert c.tell(m.StopAnswered("a", "j", 1, "fence"), 0.5) == ([], [])
     c.hear("a", there=(), after_s=1.0)
     assert c.tick()[0] == [("j", "interrupted", 1)]
     assert c.control.records["j"].job.interruptions == 0, "nothing had run"
@@ -97,7 +97,7 @@ def test_a_start_that_arrived_after_all_is_stopped_and_told_by_its_end(c, w, t):
     c.place(w.job("j", w.want("cpu")))
     c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", maybe_started=("a",)))
     c.hear("a", t.report("j", 1, 0, "running"))
-    assert c.hear("a", t.ended("j", 1, 0, "fenced"))[1] == [Forget("a", "j", 1)]
+    assert c.hear("a", t.ended("j", 1, 0, "fenced"))[1] == [RemoveFiles("a", "j", 1)]
     assert c.state("j") == "RECOVERING"
 
 
@@ -114,10 +114,10 @@ def test_an_answer_that_comes_twice_or_of_an_older_epoch_changes_nothing(c, w, t
 def test_a_controller_that_restarts_during_a_launch_gives_its_node_a_word_before_it_places_again(c, w, t):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
-    c.tell(m.Joined())
-    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
-    c.tell(m.AgentMade("a", "ray-a"))
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.ClusterJoined())
+    c.tell(m.NodesListed((m.ListedNode("ray-a", "a"),)))
+    c.tell(m.AgentStarted("a", "ray-a"))
     c.hear("a", facts=t.facts("a"), attempts=None)
     assert c.hear("a", t.report("j", 1, 0, "running"))[0] == [("j", "started", 1)], "it had arrived: it is adopted"
 
@@ -128,17 +128,17 @@ def test_a_launch_that_never_arrived_before_the_controller_restarted_costs_its_j
     c.node("v", kind="tpu:v5e")
     launch = c.place(w.job("j", w.want("cpu"), w.want("tpu:v5e"), ordered=True))
     assert launch.nodes == ("a",)
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
-    assert c.tell(m.Joined())[1] == [Fence("j", 1)]
-    c.tell(m.Fenced("j", 1, current_epoch=1))
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    assert c.tell(m.ClusterJoined())[1] == [Fence("j", 1)]
+    c.tell(m.FenceAnswered("j", 1, current_epoch=1))
     c.node("v", kind="tpu:v5e")
-    c.tell(m.NodesSeen((m.NodeSeen("ray-v", "v"), m.NodeSeen("ray-a", "a"))))
-    c.tell(m.AgentMade("a", "ray-a"))
+    c.tell(m.NodesListed((m.ListedNode("ray-v", "v"), m.ListedNode("ray-a", "a"))))
+    c.tell(m.AgentStarted("a", "ray-a"))
     c.hear("a", facts=t.facts("a"), attempts=None)
     c.hear("a", there=(), after_s=1.0)
     assert c.tick() == ([], [Fence("j", 2), Stop("a", "j", 1, "fence")]), "its start may still arrive"
-    c.tell(m.Fenced("j", 2, current_epoch=2))
-    c.tell(m.Stopped("a", "j", 1, "fence"))
+    c.tell(m.FenceAnswered("j", 2, current_epoch=2))
+    c.tell(m.StopAnswered("a", "j", 1, "fence"))
     c.hear("a", there=(), after_s=1.0)
     assert c.tick()[0] == [("j", "interrupted", 1)]
     events, commands = c.hear_all("a", "v", seconds=4)
@@ -162,7 +162,7 @@ def test_the_fence_that_we_raised_ourselves_is_no_attempt_of_that_epoch(c, w):
     launch = c.run(w.job("j", w.want("cpu")))
     [other] = {"a", "b"} - {*launch.nodes}
     c.hear_all(other, seconds=8)
-    c.tell(m.Fenced("j", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     events, commands = c.hear_all(other, seconds=18)
     [again] = [x for x in commands if isinstance(x, Launch)]
     assert events == [("j", "interrupted", 1), ("j", "placed", 2)]
@@ -200,11 +200,11 @@ def test_a_fence_is_raised_only_once_it_is_known_where_it_stood(c, w, t):
     """The log is an older one: the fence may stand at the next epoch for an attempt that is not in it."""
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
-    assert c.tell(m.Joined())[1] == [Fence("j", 1)]
-    c.tell(m.Fenced("j", 1, error="the fence cannot be written"))
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    assert c.tell(m.ClusterJoined())[1] == [Fence("j", 1)]
+    c.tell(m.FenceAnswered("j", 1, error="the fence cannot be written"))
     assert {x for x in c.tick(12.0)[1] if isinstance(x, Fence)} == {Fence("j", 1)}, "asked again, and not raised"
-    assert c.tell(m.Fenced("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
+    assert c.tell(m.FenceAnswered("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
     assert c.control.records["j"].job.next_epoch == 3
 
 
@@ -212,43 +212,43 @@ def test_a_fence_of_others_that_is_read_lower_later_still_ended_the_attempt(c, w
     """The server before us had taken it down, and that came late: nothing counts again once it was overruled."""
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
-    c.tell(m.Joined())
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.ClusterJoined())
     c.hear("a", there=["j.1.0"])
-    assert c.tell(m.Fenced("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
-    asked_s = c.control.lives["j"].fence_asked_s
-    assert c.tell(m.Fenced("j", 1, current_epoch=1)) == ([], [])
+    assert c.tell(m.FenceAnswered("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
+    asked_s = c.control.lives["j"].fence_requested_s
+    assert c.tell(m.FenceAnswered("j", 1, current_epoch=1)) == ([], [])
     live = c.control.lives["j"]
-    assert live.fence_asked_s == asked_s is not None and live.overruled and live.fence_known
+    assert live.fence_requested_s == asked_s is not None and live.superseded_reason and live.is_fence_known
 
 
 def test_a_launch_that_takes_long_says_what_it_does(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
     c.hear_all("a", seconds=8)
-    assert waits_for(c.control, "j", Now(c.s), "copies step 40 from gpu") == ""
+    assert waiting_reason(c.control, "j", Now(c.s), "copies step 40 from gpu") == ""
     c.hear_all("a", seconds=4)
     doing = "copies step 40 from gpu"
     assert (
-        waits_for(c.control, "j", Now(c.s), doing)
+        waiting_reason(c.control, "j", Now(c.s), doing)
         == "the attempt has been starting for 12 s: it copies step 40 from gpu"
     )
     assert (
-        waits_for(c.control, "j", Now(c.s))
+        waiting_reason(c.control, "j", Now(c.s))
         == "the attempt has been starting for 12 s: it waits for other launches to end"
     )
     c.tell(m.Launched("j", 1))
-    assert waits_for(c.control, "j", Now(c.s), doing) == ""
+    assert waiting_reason(c.control, "j", Now(c.s), doing) == ""
 
 
 def test_a_launch_that_hangs_after_its_job_was_cancelled_is_told_as_a_leak(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0)))
     c.hear_all("a", seconds=60)
-    c.tell(m.CancelAsked("j"))
-    assert leaked_devices.found(c.control, Now(c.s)) == []
+    c.tell(m.CancelRequested("j"))
+    assert leaked_devices.list_leaks(c.control, Now(c.s)) == []
     c.hear_all("a", seconds=30)
-    [leak] = leaked_devices.found(c.control, Now(c.s))
+    [leak] = leaked_devices.list_leaks(c.control, Now(c.s))
     assert leak.holder == "j.1"
     assert leak.reason == (
         "the job is CANCELLED, and its attempt still holds a/cpu [0], cancelled 30 s ago; its launch has not ended"

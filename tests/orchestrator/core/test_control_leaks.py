@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core import leaked_devices, nodes
 from orchestrator.core import messages as m
-from orchestrator.core.commands import DropAgent, Launch, RestartNode
+from orchestrator.core.commands import Launch, RestartNode, UnwatchAgent
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 
@@ -44,26 +44,26 @@ def waiting(c, w):
 def test_a_node_whose_devices_nobody_holds_is_started_again_once_that_is_certain(waiting):
     assert refuse_again(waiting, "j", "a", seconds=25) == []
     assert refuse_again(waiting, "j", "a", seconds=30) == [RestartNode("a", "ray-a", SAID)]
-    why = nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
+    why = nodes.closed_reason(waiting.control.nodes["a"], {}, waiting.s)
     assert why == "node a is being restarted: Ray keeps its devices reserved although nothing uses them"
 
 
 def test_a_node_that_was_started_again_has_not_failed_and_takes_the_job(waiting, t):
     refuse_again(waiting, "j", "a", seconds=55)
     waiting.tell(m.AgentDied("a", "ray-a"))
-    assert waiting.tell(m.NodesSeen(()))[1] == [DropAgent("a", "ray-a")]
-    waiting.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"),)), 3.0)
-    waiting.tell(m.AgentMade("a", "ray-a2"))
+    assert waiting.tell(m.NodesListed(()))[1] == [UnwatchAgent("a", "ray-a")]
+    waiting.tell(m.NodesListed((m.ListedNode("ray-a2", "a"),)), 3.0)
+    waiting.tell(m.AgentStarted("a", "ray-a2"))
     waiting.hear("a", ray_id="ray-a2", facts=t.facts("a"))
     node = waiting.control.nodes["a"]
-    assert (node.failures, node.withheld) == ((), None)
+    assert (node.failures, node.stuck) == ((), None)
     assert "Launch" in {type(command).__name__ for command in waiting.tick(60.0)[1]}
 
 
 def test_one_that_is_not_started_again_is_to_be_once_more(waiting):
     assert refuse_again(waiting, "j", "a", seconds=60)
     since_s = waiting.s
-    assert refuse_again(waiting, "j", "a", seconds=60) and waiting.s - since_s >= nodes.RESTART_S
+    assert refuse_again(waiting, "j", "a", seconds=60) and waiting.s - since_s >= nodes.NODE_RESTART_S
 
 
 @pytest.mark.parametrize("unheld", [(), ("b",)])
@@ -73,16 +73,16 @@ def test_what_somebody_holds_and_what_is_elsewhere_restarts_no_node(waiting, unh
 
 def test_nothing_is_started_again_where_others_run_the_cluster(waiting):
     assert refuse_again(waiting, "j", "a", seconds=120, repairs=False) == []
-    [leak] = [found for found in leaked_devices.found(waiting.control, Now(waiting.s)) if found.node]
+    [leak] = [found for found in leaked_devices.list_leaks(waiting.control, Now(waiting.s)) if found.node]
     assert (leak.holder, leak.node) == ("Ray", "a") and "although nothing uses them" in leak.reason
 
 
 def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
     for _ in range(3):
         refuse(waiting, "j", "a")
-        waiting.hear_all("a", seconds=leaked_devices.APART_S + 10)
+        waiting.hear_all("a", seconds=leaked_devices.STUCK_EXPIRES_S + 10)
         assert waiting.control.lives["j"]
-    assert not any(found.node for found in leaked_devices.found(waiting.control, Now(waiting.s)))
+    assert not any(found.node for found in leaked_devices.list_leaks(waiting.control, Now(waiting.s)))
     assert refuse_again(waiting, "j", "a", seconds=25) == []
 
 
@@ -136,10 +136,10 @@ def test_nothing_is_started_again_while_ray_is_away_or_where_the_node_is_not_of_
 
 def test_a_node_that_is_not_to_be_started_again_after_all_takes_work(waiting):
     assert refuse_again(waiting, "j", "a", seconds=60)
-    waiting.tell(m.NotRestarted("a", "another"))
-    assert "is being restarted" in nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
-    waiting.tell(m.NotRestarted("a", "ray-a"))
-    assert nodes.closed(waiting.control.nodes["a"], {}, waiting.s) == ""
+    waiting.tell(m.NodeNotRestarted("a", "another"))
+    assert "is being restarted" in nodes.closed_reason(waiting.control.nodes["a"], {}, waiting.s)
+    waiting.tell(m.NodeNotRestarted("a", "ray-a"))
+    assert nodes.closed_reason(waiting.control.nodes["a"], {}, waiting.s) == ""
 
 
 def test_a_gang_that_finds_no_room_on_one_node_is_told_which_and_tries_that_last(c, w):
@@ -156,5 +156,5 @@ def test_a_gang_that_finds_no_room_on_one_node_is_told_which_and_tries_that_last
 
 
 def test_a_restart_is_over_after_a_while():
-    node = nodes.Node("a", "ray-a", 0.0, stuck=nodes.Withheld(0.0, 40.0, 41.0))
-    assert node.is_restarting(42.0) and not node.is_restarting(41.0 + nodes.RESTART_S)
+    node = nodes.Node("a", "ray-a", 0.0, stuck=nodes.StuckReservation(0.0, 40.0, 41.0))
+    assert node.is_restarting(42.0) and not node.is_restarting(41.0 + nodes.NODE_RESTART_S)

@@ -5,27 +5,27 @@ import pytest
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Release, Stop
 from orchestrator.core.model import Recovery
-from orchestrator.core.nodes import closed
+from orchestrator.core.nodes import closed_reason
 
 
 def why(c, node):
-    return closed(c.control.nodes[node], c.control.drained, c.s)
+    return closed_reason(c.control.nodes[node], c.control.drained, c.s)
 
 
 def test_a_drained_node_takes_no_new_work_and_what_runs_there_goes_on(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    assert c.tell(m.DrainAsked("a", "new memory")) == ([("node/a", "drained", 0)], [])
+    assert c.tell(m.DrainRequested("a", "new memory")) == ([("node/a", "drained", 0)], [])
     assert why(c, "a") == "node a is drained: new memory; to use it again, run `polyfleet node resume a`"
-    assert c.tell(m.DrainAsked("a", "new memory")) == ([], []), "twice is once"
-    assert c.tell(m.ResumeAsked("a")) == ([("node/a", "undrained", 0)], [])
+    assert c.tell(m.DrainRequested("a", "new memory")) == ([], []), "twice is once"
+    assert c.tell(m.ResumeRequested("a")) == ([("node/a", "undrained", 0)], [])
     assert why(c, "a") == ""
 
 
 def test_a_node_that_is_drained_now_has_its_attempts_saved(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    events, commands = c.tell(m.DrainAsked("a", now=True))
+    events, commands = c.tell(m.DrainRequested("a", now=True))
     assert events == [("node/a", "drained", 0), ("j", "preempted", 1)]
     assert commands == [Stop("a", "j", 1, "preempt")]
 
@@ -33,30 +33,30 @@ def test_a_node_that_is_drained_now_has_its_attempts_saved(c, w):
 def test_a_lost_node_is_forgotten_when_its_user_says_that_it_will_not_come_back(c):
     c.node("a")
     c.node("b")
-    c.tell(m.DrainAsked("a"))
-    c.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"),)))
+    c.tell(m.DrainRequested("a"))
+    c.tell(m.NodesListed((m.ListedNode("ray-b", "b"),)))
     assert c.control.nodes["a"].lost
-    assert c.tell(m.RemoveAsked("a")) == ([("node/a", "undrained", 0)], [])
+    assert c.tell(m.RemoveRequested("a")) == ([("node/a", "undrained", 0)], [])
     assert c.control.nodes.keys() == {"b"}
-    c.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"), m.NodeSeen("ray-a2", "a"))))
+    c.tell(m.NodesListed((m.ListedNode("ray-b", "b"), m.ListedNode("ray-a2", "a"))))
     assert "drained" not in why(c, "a"), "the name has come back and will take work"
 
 
 def test_a_node_that_lives_or_still_has_attempts_is_not_forgotten(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    [refused] = c.tell(m.RemoveAsked("a"))[1]
+    [refused] = c.tell(m.RemoveRequested("a"))[1]
     assert refused.message == "node a is still in the cluster"
-    c.tell(m.NodesSeen(()))
-    [refused] = c.tell(m.RemoveAsked("a"))[1]
+    c.tell(m.NodesListed(()))
+    [refused] = c.tell(m.RemoveRequested("a"))[1]
     assert refused.message == "node a still has attempts of j"
-    [refused] = c.tell(m.RemoveAsked("nope"))[1]
+    [refused] = c.tell(m.RemoveRequested("nope"))[1]
     assert refused.absent
 
 
 def test_a_node_that_is_not_there_is_refused_with_the_nearest_name(c):
     c.node("alpha")
-    [refused] = c.tell(m.DrainAsked("alpa"))[1]
+    [refused] = c.tell(m.DrainRequested("alpa"))[1]
     assert (refused.message, refused.absent) == ("no node 'alpa'", True)
     assert "alpha" in refused.remedy
 
@@ -64,10 +64,10 @@ def test_a_node_that_is_not_there_is_refused_with_the_nearest_name(c):
 def test_a_node_that_ray_drains_takes_nothing_and_its_attempts_save(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    events, commands = c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a", draining_s=30.0),)))
+    events, commands = c.tell(m.NodesListed((m.ListedNode("ray-a", "a", draining_s=30.0),)))
     assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
     assert "is about to shut down" in why(c, "a")
-    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    c.tell(m.NodesListed((m.ListedNode("ray-a", "a"),)))
     assert why(c, "a") == "", "Ray has taken it back"
 
 
@@ -81,7 +81,7 @@ def test_the_third_failure_within_ten_minutes_puts_a_node_into_quarantine_and_it
         "node a failed 3 times within 10 minutes (last: its agent ended) and takes no jobs for 600 s; "
         "to use it now, run `polyfleet node resume a`"
     )
-    c.tell(m.ResumeAsked("a"))
+    c.tell(m.ResumeRequested("a"))
     assert why(c, "a") == ""
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_is_to_stop_is_not_refused_while_a_node_has_not_told_what_it_
     c.node("b", 1, "tpu:v5e")
     c.run(w.job("first", w.want("tpu:v5e")))
     c.submit(w.job("j", w.want("tpu:v5e"), recovery=stops))
-    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b2", "b"))))
+    c.tell(m.NodesListed((m.ListedNode("ray-a", "a"), m.ListedNode("ray-b2", "b"))))
     assert c.tick(1.0)[0] == []
 
 
@@ -130,8 +130,8 @@ def test_a_job_that_is_to_stop_is_not_refused_while_a_node_of_the_fleet_is_not_l
 def test_a_job_that_is_to_stop_is_not_refused_while_a_lost_node_lives_again_and_is_not_listed_yet(c, w):
     """It was lost before it had told what it has."""
     c.node("a")
-    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b", "b"))))
-    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    c.tell(m.NodesListed((m.ListedNode("ray-a", "a"), m.ListedNode("ray-b", "b"))))
+    c.tell(m.NodesListed((m.ListedNode("ray-a", "a"),)))
     c.submit(w.job("j", w.want("tpu:v5e"), recovery=Recovery(on_disconnect="stop")))
     assert c.tick(expected=frozenset({"a", "b"}))[0] == []
 
@@ -147,11 +147,11 @@ def test_nothing_is_placed_while_there_is_trouble_and_all_is_placed_after_it(c, 
 def test_what_is_reserved_for_nobody_is_given_back_until_ray_confirms_it(c, w):
     c.node("a")
     launch = c.run(w.job("j", w.want("cpu")))
-    c.tell(m.Reserved(frozenset({"left-over", launch.place})))
+    c.tell(m.ReservationsListed(frozenset({"left-over", launch.place})))
     assert c.tick()[1] == [Release("left-over")]
-    c.tell(m.Released("left-over", "Ray's head does not answer"))
+    c.tell(m.ReleaseAnswered("left-over", "Ray's head does not answer"))
     assert c.hear_all("a", seconds=6)[1] == [Release("left-over")]
-    c.tell(m.Released("left-over"))
+    c.tell(m.ReleaseAnswered("left-over"))
     assert c.hear_all("a", seconds=20)[1] == []
 
 
@@ -187,12 +187,12 @@ def test_a_wall_clock_that_is_set_changes_no_decision(c, w, t, back_s):
 
 def test_of_two_waiting_jobs_the_one_that_was_submitted_first_goes_first_whatever_clock_and_name_say(c, w):
     c.node("a")
-    c.tell(m.DrainAsked("a"))
+    c.tell(m.DrainRequested("a"))
     c.submit(w.job("zebra", w.want("cpu"), submitted_s=9e8))
     c.submit(w.job("ant", w.want("cpu"), submitted_s=1e8))
     numbers = {name: record.job.number for name, record in c.control.records.items()}
     assert numbers == {"zebra": 1, "ant": 2}
-    c.tell(m.ResumeAsked("a"))
+    c.tell(m.ResumeRequested("a"))
     assert c.tick()[0] == [("zebra", "placed", 1)]
 
 

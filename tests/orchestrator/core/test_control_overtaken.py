@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Launch
-from orchestrator.core.control import resumed
+from orchestrator.core.control import control_from_log
 from orchestrator.core.launch_orders import PATIENT_LEASE_S
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
@@ -32,9 +32,9 @@ def test_a_fence_is_raised_and_the_job_placed_one_lease_after_it_stood(c, w):
     assert c.tick()[1][:1] == [Fence("j", 4)], "it is read first: another controller may have raised it since"
     assert c.hear_all("a", seconds=20)[0] == [], "the fence cannot be written"
     assert why(c).endswith("; its lease is being revoked")
-    assert c.tell(m.Fenced("j", 4, current_epoch=4))[1] == [Fence("j", 5)]
+    assert c.tell(m.FenceAnswered("j", 4, current_epoch=4))[1] == [Fence("j", 5)]
     assert c.hear_all("a", seconds=20)[0] == []
-    c.tell(m.Fenced("j", 5, current_epoch=5))
+    c.tell(m.FenceAnswered("j", 5, current_epoch=5))
     assert c.hear_all("a", seconds=10)[0] == []
     assert why(c) == (
         "attempt 4 or an earlier one, which is not in this server's database, may still be running; "
@@ -49,8 +49,8 @@ def test_a_job_that_waits_for_nodes_that_are_cut_off_waits_for_the_lease_that_su
     """A day: the unknown attempt was given as much."""
     overtaken(c, w, on_disconnect="wait")
     c.tick()
-    c.tell(m.Fenced("j", 4, current_epoch=4))
-    c.tell(m.Fenced("j", 5, current_epoch=5))
+    c.tell(m.FenceAnswered("j", 4, current_epoch=4))
+    c.tell(m.FenceAnswered("j", 5, current_epoch=5))
     assert c.hear_all("a", seconds=60)[0] == []
     assert "(one day, because recovery.on_disconnect is wait)" in why(c)
     c.s += PATIENT_LEASE_S - 60.0
@@ -60,10 +60,10 @@ def test_a_job_that_waits_for_nodes_that_are_cut_off_waits_for_the_lease_that_su
 def test_a_fence_that_another_controller_raised_meanwhile_is_waited_for_as_well(c, w):
     overtaken(c, w)
     c.tick()
-    assert c.tell(m.Fenced("j", 4, current_epoch=7))[0] == [("j", "overtaken", 1)]
+    assert c.tell(m.FenceAnswered("j", 4, current_epoch=7))[0] == [("j", "overtaken", 1)]
     assert c.tick()[1][:1] == [Fence("j", 7)]
-    assert c.tell(m.Fenced("j", 7, current_epoch=7))[1] == [Fence("j", 8)]
-    c.tell(m.Fenced("j", 8, current_epoch=8))
+    assert c.tell(m.FenceAnswered("j", 7, current_epoch=7))[1] == [Fence("j", 8)]
+    c.tell(m.FenceAnswered("j", 8, current_epoch=8))
     assert launches(c.hear_all("a", seconds=16)[1]) == [(8, True)]
 
 
@@ -71,17 +71,17 @@ def test_a_fence_that_another_controller_raised_meanwhile_is_waited_for_as_well(
 def test_a_controller_that_is_started_anew_reads_the_fence_and_waits_again(c, w, before):
     overtaken(c, w)
     c.tick()
-    c.tell(m.Fenced("j", 4, current_epoch=4))
+    c.tell(m.FenceAnswered("j", 4, current_epoch=4))
     stands = 5 if before == "raised" else 4
     nodes = c.control.nodes
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
     assert not c.control.nodes and nodes
-    c.tell(m.Joined())
+    c.tell(m.ClusterJoined())
     assert c.tick()[1][:1] == [Fence("j", 4)]
-    c.tell(m.Fenced("j", 4, current_epoch=stands))
+    c.tell(m.FenceAnswered("j", 4, current_epoch=stands))
     c.tick()
-    c.tell(m.Fenced("j", stands, current_epoch=stands))
-    c.tell(m.Fenced("j", stands + 1, current_epoch=stands + 1))
+    c.tell(m.FenceAnswered("j", stands, current_epoch=stands))
+    c.tell(m.FenceAnswered("j", stands + 1, current_epoch=stands + 1))
     c.node("a")
     assert c.hear_all("a", seconds=10)[0] == []
     assert launches(c.hear_all("a", seconds=6)[1]) == [(stands + 1, True)]
@@ -90,9 +90,9 @@ def test_a_controller_that_is_started_anew_reads_the_fence_and_waits_again(c, w,
 def test_a_cancelled_job_waits_for_nothing(c, w):
     overtaken(c, w)
     c.tick()
-    assert c.tell(m.CancelAsked("j"))[0] == [("j", "cancelled", 1)]
+    assert c.tell(m.CancelRequested("j"))[0] == [("j", "cancelled", 1)]
     assert not c.control.overtaken
-    assert c.tell(m.Fenced("j", 4, current_epoch=4)) == ([], [])
+    assert c.tell(m.FenceAnswered("j", 4, current_epoch=4)) == ([], [])
 
 
 def test_an_attempt_placed_before_a_newer_one_was_known_does_not_end_the_wait_for_that(c, w, t):

@@ -25,16 +25,18 @@ def test_a_part_that_has_ended_is_not_in_doubt_when_the_answer_of_its_launch_is_
     launching.hear("a", t.ended("g", 1, 0, "preempted"))
     told = m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",))
     launching.tell(told)
-    assert (part(launching, 0).outcome.state, part(launching, 0).unsure) == ("preempted", "")
-    assert part(launching, 1).unsure == "node b gave no answer"
+    assert (part(launching, 0).outcome.state, part(launching, 0).doubt) == ("preempted", "")
+    assert part(launching, 1).doubt == "node b gave no answer"
     launching.hear("b", t.report("g", 1, 1, "running"))
     assert launching.tick()[1] == [Stop("b", "g", 1, "preempt")]
 
 
 def test_a_part_that_its_node_has_reported_was_started_and_is_not_in_doubt(launching, t):
     launching.hear("a", t.report("g", 1, 0, "running"))
-    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",)))
-    assert (part(launching, 0).unsure, part(launching, 1).unsure) == ("", "node b gave no answer")
+    launching.tell(
+        m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",))
+    )
+    assert (part(launching, 0).doubt, part(launching, 1).doubt) == ("", "node b gave no answer")
 
 
 def test_a_part_that_its_node_refused_has_not_started_whatever_it_told_while_it_tried(launching, t):
@@ -45,8 +47,8 @@ def test_a_part_that_its_node_refused_has_not_started_whatever_it_told_while_it_
 
 def test_what_cannot_be_read_of_a_part_that_has_succeeded_changes_nothing(gang, t):
     gang.hear("a", t.ended("g", 1, 0, "succeeded", codes={0: 0}))
-    assert gang.tell(m.Spoiled("g", 1, 0, "its events cannot be read")) == ([], [])
-    assert gang.tell(m.Spoiled("g", 1, 0, "its events cannot be read", ended=True)) == ([], [])
+    assert gang.tell(m.PartUnreadable("g", 1, 0, "its events cannot be read")) == ([], [])
+    assert gang.tell(m.PartUnreadable("g", 1, 0, "its events cannot be read", ended=True)) == ([], [])
     assert gang.tick()[1] == [], "its sister is not stopped"
     assert gang.hear("b", t.ended("g", 1, 1, "succeeded", codes={1: 0}))[0] == [("g", "finished", 1)]
 
@@ -60,12 +62,12 @@ def test_a_report_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(g
     before_s = gang.s
     gang.hear("a", there=(), after_s=5.0)
     assert Fence("g", 2) in gang.tick()[1]
-    gang.tell(m.Fenced("g", 2, current_epoch=2))
+    gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     gang.hear("a", t.report("g", 1, 0, "running"), asked_s=before_s)
-    assert part(gang, 0).unsure == "node a has no record of this attempt"
+    assert part(gang, 0).doubt == "node a has no record of this attempt"
     assert not [x for x in gang.tick()[1] if isinstance(x, Fence)], "its fence stays"
     gang.hear("a", t.report("g", 1, 0, "running"), after_s=1.0)
-    assert part(gang, 0).unsure == ""
+    assert part(gang, 0).doubt == ""
 
 
 def test_a_part_that_the_newest_list_of_its_node_has_again_is_in_doubt_no_more(c, w):
@@ -74,11 +76,11 @@ def test_a_part_that_the_newest_list_of_its_node_has_again_is_in_doubt_no_more(c
     c.run(w.job("j", w.want("cpu")))
     c.hear("a", there=(), after_s=5.0)
     c.tick()
-    c.tell(m.Fenced("j", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     c.hear("a", after_s=1.0)
-    assert part(c, 0, "j").unsure == ""
+    assert part(c, 0, "j").doubt == ""
     assert Fence("j", 1, lower=True) in c.tick()[1], "it counts again"
-    c.tell(m.Fenced("j", 1, current_epoch=1))
+    c.tell(m.FenceAnswered("j", 1, current_epoch=1))
     assert c.hear_all("a", seconds=60) == ([], [])
     assert c.state("j") == "RUNNING"
 
@@ -87,15 +89,17 @@ def test_a_list_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(gan
     before_s = gang.s
     gang.hear("a", there=(), after_s=5.0)
     gang.hear("a", asked_s=before_s)
-    assert part(gang, 0).unsure == "node a has no record of this attempt"
+    assert part(gang, 0).doubt == "node a has no record of this attempt"
 
 
 def test_a_part_whose_start_was_not_answered_and_that_its_node_lists_was_started(launching):
-    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",)))
-    assert [p.unsure for p in launching.control.lives["g"].parts] == ["node b gave no answer"] * 2
+    launching.tell(
+        m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",))
+    )
+    assert [p.doubt for p in launching.control.lives["g"].parts] == ["node b gave no answer"] * 2
     launching.hear("a", after_s=1.0)
     launching.hear("b", there=())
-    assert [p.unsure for p in launching.control.lives["g"].parts] == ["", "node b gave no answer"]
+    assert [p.doubt for p in launching.control.lives["g"].parts] == ["", "node b gave no answer"]
 
 
 def test_the_end_that_a_late_answer_tells_counts_all_the_same(gang, t):

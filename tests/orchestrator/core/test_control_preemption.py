@@ -6,8 +6,8 @@ import pytest
 
 from cluster.types import Notice
 from orchestrator.core import messages as m
-from orchestrator.core.commands import Forget, Launch, Stop
-from orchestrator.core.control import resumed
+from orchestrator.core.commands import Launch, RemoveFiles, Stop
+from orchestrator.core.control import control_from_log
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 
@@ -24,7 +24,7 @@ def test_the_first_part_that_has_saved_leaves_its_sisters_their_own_grace(gang, 
     gang.submit(w.job("urgent", w.want("cpu", nodes=2), priority=9))
     assert gang.tick() == ([("g", "preempted", 1)], [Stop("a", "g", 1, "preempt"), Stop("b", "g", 1, "preempt")])
     for node in ("a", "b"):
-        gang.tell(m.Stopped(node, "g", 1, "preempt"))
+        gang.tell(m.StopAnswered(node, "g", 1, "preempt"))
     gang.hear("a", t.ended("g", 1, 0, "preempted"))
     assert gang.hear_all("a", "b", seconds=28) == ([], []), "no cancel within the grace of 30 s"
     assert gang.hear("b", t.ended("g", 1, 1, "preempted"))[0] == [("g", "interrupted", 1)]
@@ -35,23 +35,23 @@ def test_the_first_part_that_has_saved_leaves_its_sisters_their_own_grace(gang, 
 
 
 def test_a_part_that_had_ended_before_it_was_asked_does_not_finish_a_job_whose_other_part_stopped_early(gang, t):
-    gang.tell(m.DrainAsked("a", now=True))
+    gang.tell(m.DrainRequested("a", now=True))
     gang.hear("b", t.ended("g", 1, 1, "succeeded", codes={1: 0}))
     assert gang.hear("a", t.ended("g", 1, 0, "preempted", codes={0: 0}))[0] == [("g", "interrupted", 1)]
     assert gang.control.records["g"].attempts[-1].outcome == "preempted"
 
 
 def test_a_part_that_does_not_heed_its_stop_is_asked_again_after_its_grace(gang, t):
-    gang.tell(m.DrainAsked("a", now=True))
+    gang.tell(m.DrainRequested("a", now=True))
     for node in ("a", "b"):
-        gang.tell(m.Stopped(node, "g", 1, "preempt"))
+        gang.tell(m.StopAnswered(node, "g", 1, "preempt"))
     gang.hear("a", t.ended("g", 1, 0, "preempted"))
     _, commands = gang.hear_all("a", "b", seconds=60)
     assert set(commands) == {Stop("b", "g", 1, "preempt")}
 
 
 def test_a_failure_while_one_part_saves_has_the_other_stopped_at_once(gang, t):
-    gang.tell(m.DrainAsked("a", now=True))
+    gang.tell(m.DrainRequested("a", now=True))
     told = t.ended("g", 1, 0, "failed", "storage", "the disk is full", {0: 1})
     assert gang.hear("a", told)[1] == [Stop("b", "g", 1, "cancel")]
 
@@ -71,7 +71,7 @@ def test_a_notice_that_an_agent_tells_of_has_its_attempts_save_and_keeps_new_one
     why = "node a is about to shut down: its machine is shut down (25 s were left)"
     assert c.events[0].data["reason"] == why
     assert c.hear("a", facts=going, after_s=1.0) == ([], []), "it is told with each answer"
-    c.tell(m.Stopped("a", "j", 1, "preempt"))
+    c.tell(m.StopAnswered("a", "j", 1, "preempt"))
     assert c.hear("a", t.ended("j", 1, 0, "preempted"))[0] == [("j", "interrupted", 1)]
     assert c.hear_all("a", seconds=10)[0] == []
     assert c.control.plan.why_not["j"] == {(0, "a/cpu"): why}
@@ -84,7 +84,7 @@ def test_a_node_whose_notice_was_withdrawn_takes_work_again_and_what_saves_is_no
     assert c.hear("a", facts=told_to_go(t, "a")) == ([], [])
     assert c.state("j") == "SAVING", "its ranks have been told to end"
     c.submit(w.job("next", w.want("cpu")))
-    c.tell(m.Stopped("a", "j", 1, "preempt"))
+    c.tell(m.StopAnswered("a", "j", 1, "preempt"))
     c.hear("a", t.ended("j", 1, 0, "preempted"))
     assert c.tick()[0] == [("j", "placed", 2)], "it keeps its place in line"
     assert c.control.records["j"].job.interruptions == 1
@@ -101,11 +101,11 @@ def test_an_attempt_that_is_being_launched_when_its_node_has_a_notice_saves_once
 def test_a_notice_that_came_while_no_server_ran_is_acted_on_by_the_next(c, w, t):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
-    c.tell(m.Joined())
-    c.tell(m.Fenced("j", 1, current_epoch=1))
-    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
-    c.tell(m.AgentMade("a", "ray-a"))
+    c.control = control_from_log(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.ClusterJoined())
+    c.tell(m.FenceAnswered("j", 1, current_epoch=1))
+    c.tell(m.NodesListed((m.ListedNode("ray-a", "a"),)))
+    c.tell(m.AgentStarted("a", "ray-a"))
     going = told_to_go(t, "a", "its machine is shut down")
     events, commands = c.hear("a", t.report("j", 1, 0, "running"), facts=going)
     assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
@@ -115,7 +115,7 @@ def test_a_move_replaces_where_the_job_may_run_and_it_saves_first(c, w, t):
     c.node("a")
     c.node("v", kind="tpu:v5e")
     c.run(w.job("j", w.want("cpu")))
-    events, commands = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
+    events, commands = c.tell(m.MigrateRequested("j", ("tpu:v5e",)))
     assert (events, commands) == ([("j", "migrated", 1), ("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
     c.hear("a", t.ended("j", 1, 0, "preempted"))
     _, commands = c.tick()
@@ -126,7 +126,7 @@ def test_a_move_replaces_where_the_job_may_run_and_it_saves_first(c, w, t):
 def test_a_move_to_where_nothing_is_free_is_refused_and_the_job_runs_on(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
+    events, [refused] = c.tell(m.MigrateRequested("j", ("tpu:v5e",)))
     assert (events, c.state("j")) == ([], "RUNNING")
     assert refused.message == "job j cannot move to tpu:v5e now: a/cpu is of kind cpu, but the job accepts tpu:v5e"
 
@@ -134,7 +134,7 @@ def test_a_move_to_where_nothing_is_free_is_refused_and_the_job_runs_on(c, w):
 def test_a_move_to_where_the_job_runs_is_refused_with_that_word(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
-    for asked in (m.MigrateAsked("j", ("cpu",)), m.MigrateAsked("j", pool="cpu")):
+    for asked in (m.MigrateRequested("j", ("cpu",)), m.MigrateRequested("j", pool="cpu")):
         events, [refused] = c.tell(asked)
         assert (events, refused.message) == ([], "job j already runs on cpu in pool cpu")
 
@@ -154,14 +154,14 @@ def test_a_job_that_may_not_cross_vendors_stays_with_the_one_it_last_ran_on(c, w
 def test_a_waiting_job_that_may_not_cross_vendors_is_not_moved_to_where_it_never_runs(c, w, t):
     c.node("a")
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(cross_vendor=False)))
-    c.tell(m.DrainAsked("a", now=True))
+    c.tell(m.DrainRequested("a", now=True))
     c.hear("a", t.ended("j", 1, 0, "preempted"))
     assert c.state("j") == "RECOVERING"
-    events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
+    events, [refused] = c.tell(m.MigrateRequested("j", ("tpu:v5e",)))
     assert events == []
     told = "job j cannot move to tpu:v5e: the job last ran on cpu, and recovery.cross_vendor is false"
     assert refused.message == told
-    assert c.tell(m.MigrateAsked("j", ("any",)))[0] == [("j", "migrated", 1)]
+    assert c.tell(m.MigrateRequested("j", ("any",)))[0] == [("j", "migrated", 1)]
 
 
 def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
@@ -173,9 +173,9 @@ def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
     said = t.report("j", 1, 0, "running", saved, cursor=100)
     assert c.hear("a", said)[0] == [("j", "checkpoint", 1)]
     assert c.hear("a", said)[0] == [], "told twice, stored once"
-    c.tell(m.DrainAsked("a", now=True))
-    assert c.hear("a", t.ended("j", 1, 0, "preempted"))[1] == [Forget("a", "j", 1)]
-    c.tell(m.ResumeAsked("a"))
+    c.tell(m.DrainRequested("a", now=True))
+    assert c.hear("a", t.ended("j", 1, 0, "preempted"))[1] == [RemoveFiles("a", "j", 1)]
+    c.tell(m.ResumeRequested("a"))
     _, commands = c.tick()
     [launch] = [x for x in commands if isinstance(x, Launch)]
     assert launch.last_checkpoint == {"pool": "cpu", "path": "j/step-10", "node": "a", "at": 100, "step": 10}

@@ -17,16 +17,16 @@ def quarantined(c, node):
 def test_a_death_that_its_agent_ray_and_attempts_of_two_leases_tell_counts_once(c, w):
     c.node("a", 2)
     c.node("b")
-    c.tell(m.DrainAsked("b"))
+    c.tell(m.DrainRequested("b"))
     for job, lease_s in (("short", 10.0), ("long", 60.0)):
         c.run(w.job(job, w.want("cpu"), recovery=Recovery(lease_s=lease_s)))
     c.hear_all("a", "b", seconds=20)
     c.tell(m.AgentDied("a", "ray-a"))
     c.hear_all("b", seconds=8)
     for job in ("short", "long"):
-        c.tell(m.Fenced(job, 2, current_epoch=2))
+        c.tell(m.FenceAnswered(job, 2, current_epoch=2))
     c.hear_all("b", seconds=12)
-    c.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"),)))
+    c.tell(m.NodesListed((m.ListedNode("ray-b", "b"),)))
     events = c.hear_all("b", seconds=60)[0]
     assert ("long", "interrupted", 1) in events and c.state("short") == "RECOVERING"
     assert counted(c, "a") == ["its agent ended"]
@@ -41,11 +41,11 @@ def test_an_attempt_that_is_given_up_once_its_node_is_back_tells_of_the_fault_be
     c.tell(m.AgentDied("a", "ray-a"))
     c.tick(8.0)
     for job in ("short", "long"):
-        c.tell(m.Fenced(job, 2, current_epoch=2))
+        c.tell(m.FenceAnswered(job, 2, current_epoch=2))
     c.tick(20.0)
     c.hear("a", there=())
     c.tick(1.0)
-    c.tell(m.Stopped("a", "long", 1, "fence"))
+    c.tell(m.StopAnswered("a", "long", 1, "fence"))
     c.hear("a", there=(), after_s=1.0)
     c.tick(1.0)
     assert (c.state("short"), c.state("long")) == ("", "")
@@ -87,7 +87,7 @@ def test_a_node_whose_attempts_are_lost_three_times_is_quarantined(c, w):
     for epoch in (1, 2, 3):
         assert not quarantined(c, "a")
         c.tick(8.0)
-        c.tell(m.Fenced("j", epoch + 1, current_epoch=epoch + 1))
+        c.tell(m.FenceAnswered("j", epoch + 1, current_epoch=epoch + 1))
         events = c.tick(20.0)[0]
         assert ("j", "interrupted", epoch) in events
         c.hear("a", there=())

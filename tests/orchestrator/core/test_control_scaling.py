@@ -3,11 +3,11 @@
 import pytest
 
 from orchestrator.core import messages as m
-from orchestrator.core.commands import AskNodes, DropAgent, MakeAgent, RestAgent, RestartAgent
+from orchestrator.core.commands import EndIdleAgent, RequestNodes, RestartAgent, StartAgent, UnwatchAgent
 from orchestrator.core.demand import NodeGroup
 from orchestrator.core.explain import explain
 from orchestrator.core.model import Recovery
-from orchestrator.core.nodes import closed
+from orchestrator.core.nodes import closed_reason
 from orchestrator.core.placement import snapshot
 from orchestrator.core.throughput import Throughput
 
@@ -33,10 +33,10 @@ class Grows:
             _, commands = self.c.tick(2.0, groups=self.groups, **more)
             found += commands
             for command in commands:
-                if isinstance(command, AskNodes):
+                if isinstance(command, RequestNodes):
                     self.asked.append(command.requests)
-                    self.c.tell(m.NodesAsked(failed=self.failed))
-        return [command for command in found if isinstance(command, RestAgent | MakeAgent | RestartAgent)]
+                    self.c.tell(m.NodeRequestAnswered(failed=self.failed))
+        return [command for command in found if isinstance(command, EndIdleAgent | StartAgent | RestartAgent)]
 
     def why(self, job):
         reasons = self.c.control.plan.why_not[job]
@@ -67,7 +67,7 @@ def test_a_job_that_waits_has_a_node_started_and_says_for_how_long(c, w, grows):
     assert grows.asked == [(ONE_H100,)] * 3, "asked again every 30 s: a head may forget"
     c.node("new", 8, "nvidia:H100-80GB", "h100")
     grows.pass_(2)
-    assert c.state("j") == "STARTING" and c.control.scaling.awaited == {}
+    assert c.state("j") == "STARTING" and c.control.scaling.pending == {}
 
 
 def test_a_cluster_whose_pools_do_not_grow_is_never_asked_for_anything(c, w):
@@ -80,7 +80,7 @@ def test_a_cluster_whose_pools_do_not_grow_is_never_asked_for_anything(c, w):
 def test_what_is_asked_for_falls_with_the_queue_and_is_taken_back_with_the_groups(c, w, grows):
     c.submit(w.job("j", w.want("cpu")))
     grows.pass_(2)
-    c.tell(m.CancelAsked("j"))
+    c.tell(m.CancelRequested("j"))
     grows.pass_(2)
     assert grows.asked == [(ONE_CPU,), ()]
     c.submit(w.job("k", w.want("cpu")))
@@ -93,8 +93,8 @@ def test_what_is_asked_for_falls_with_the_queue_and_is_taken_back_with_the_group
 def test_a_head_that_is_back_is_told_again_at_once(c, w, grows):
     c.submit(w.job("j", w.want("cpu")))
     grows.pass_(4)
-    c.tell(m.Parted())
-    c.tell(m.Joined())
+    c.tell(m.ClusterParted())
+    c.tell(m.ClusterJoined())
     grows.pass_(2)
     assert grows.asked == [(ONE_CPU,)] * 2
 
@@ -102,10 +102,10 @@ def test_a_head_that_is_back_is_told_again_at_once(c, w, grows):
 def test_a_question_that_was_not_heard_is_asked_again_after_a_pause(c, w):
     c.submit(w.job("j", w.want("cpu")))
     _, commands = c.tick(2.0, groups=GROUPS)
-    assert AskNodes((ONE_CPU,)) in commands
-    c.tell(m.NodesAsked("no answer within 10 s"))
-    assert AskNodes((ONE_CPU,)) not in c.tick(2.0, groups=GROUPS)[1]
-    assert AskNodes((ONE_CPU,)) in c.tick(4.0, groups=GROUPS)[1]
+    assert RequestNodes((ONE_CPU,)) in commands
+    c.tell(m.NodeRequestAnswered("no answer within 10 s"))
+    assert RequestNodes((ONE_CPU,)) not in c.tick(2.0, groups=GROUPS)[1]
+    assert RequestNodes((ONE_CPU,)) in c.tick(4.0, groups=GROUPS)[1]
 
 
 def test_nodes_that_do_not_come_leave_the_job_to_its_next_candidate_for_a_while(c, w, grows):
@@ -126,7 +126,7 @@ def test_nodes_that_do_not_come_leave_the_job_to_its_next_candidate_for_a_while(
 def test_a_node_that_comes_without_an_agent_does_not_count_as_come(c, w, grows):
     c.submit(w.job("j", w.want("nvidia:H100", count=8)))
     grows.pass_(300)
-    c.tell(m.NodesSeen((m.NodeSeen("ray-new", "new", pool="h100"),)))
+    c.tell(m.NodesListed((m.ListedNode("ray-new", "new", pool="h100"),)))
     grows.pass_(304)
     assert grows.why("j")[0].startswith("pool h100 is unavailable: no node came within 10 m")
 
@@ -154,39 +154,39 @@ def test_an_idle_node_rests_after_its_time_and_was_given_back_when_it_leaves(c, 
     c.run(w.job("j", w.want("cpu")))
     assert grows.pass_(400, hears=["a"]) == []
     ends(c, t, "j", "a")
-    assert RestAgent("a", "ray-a") not in grows.pass_(298, hears=["a"])
-    assert RestAgent("a", "ray-a") in grows.pass_(4, hears=["a"])
-    assert closed(c.control.nodes["a"], {}, c.s).startswith("node a is resting: nothing used it")
+    assert EndIdleAgent("a", "ray-a") not in grows.pass_(298, hears=["a"])
+    assert EndIdleAgent("a", "ray-a") in grows.pass_(4, hears=["a"])
+    assert closed_reason(c.control.nodes["a"], {}, c.s).startswith("node a is resting: nothing used it")
     assert grows.pass_(50) == [], "no agent is made there, and its silence is nothing"
-    assert c.tell(m.NodesSeen(()))[1] == [DropAgent("a", "ray-a")]
+    assert c.tell(m.NodesListed(()))[1] == [UnwatchAgent("a", "ray-a")]
     assert "a" not in c.control.nodes
 
 
 def test_an_agent_that_could_not_be_ended_is_ended_again(c, grows):
     c.node("a")
     grows.pass_(302, hears=["a"])
-    assert grows.pass_(64) == [RestAgent("a", "ray-a")]
+    assert grows.pass_(64) == [EndIdleAgent("a", "ray-a")]
 
 
 def test_a_node_whose_agent_was_just_asked_for_something_does_not_rest(c, grows):
     c.node("a")
     began_s = c.s
     assert grows.pass_(400, hears=["a"], called={"a": began_s + 200.0}) == []
-    assert grows.pass_(120, hears=["a"], called={"a": began_s + 200.0}) == [RestAgent("a", "ray-a")]
+    assert grows.pass_(120, hears=["a"], called={"a": began_s + 200.0}) == [EndIdleAgent("a", "ray-a")]
 
 
 def test_nodes_that_the_autoscaler_keeps_in_any_case_keep_their_agents(c):
     kept = Grows(c, (NodeGroup("cpu", "cpu", "cpu", "cpu", 1, {"CPU": 4}, 3, min_nodes=1),))
     c.node("a")
     c.node("b")
-    assert kept.pass_(320, hears=["a", "b"]) == [RestAgent("a", "ray-a")]
+    assert kept.pass_(320, hears=["a", "b"]) == [EndIdleAgent("a", "ray-a")]
 
 
 def test_a_job_that_waits_for_its_lost_node_has_no_other_started(c, w, grows):
     c.node("a")
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(on_disconnect="wait")))
     grows.pass_(2, hears=["a"])
-    c.tell(m.NodesSeen(()))
+    c.tell(m.NodesListed(()))
     grows.pass_(1000)
     assert grows.asked[-1] == () and c.control.scaling.unavailable == {}
 
@@ -200,9 +200,9 @@ def test_a_resting_node_is_woken_before_another_is_started(c, w, grows):
     c.node("a")
     grows.pass_(302, hears=["a"])
     c.submit(w.job("j", w.want("cpu")))
-    assert grows.pass_(2) == [MakeAgent("a", "ray-a")]
+    assert grows.pass_(2) == [StartAgent("a", "ray-a")]
     assert grows.asked[-1] == (ONE_CPU,), "one node in all, which is there"
-    c.tell(m.AgentMade("a", "ray-a"))
+    c.tell(m.AgentStarted("a", "ray-a"))
     c.hear("a", facts=c.control.nodes["a"].facts)
     c.hear("a")
     grows.pass_(2)
@@ -214,8 +214,8 @@ def test_a_job_that_names_a_resting_node_wakes_it_and_so_does_its_user(c, w, gro
         c.node(name)
     grows.pass_(302, hears=["a", "b", "c"])
     c.submit(w.job("j", w.want("cpu", node="b")))
-    assert grows.pass_(2) == [MakeAgent("b", "ray-b")]
-    assert c.tell(m.ResumeAsked("c"))[1] == [MakeAgent("c", "ray-c")]
+    assert grows.pass_(2) == [StartAgent("b", "ray-b")]
+    assert c.tell(m.ResumeRequested("c"))[1] == [StartAgent("c", "ray-c")]
 
 
 def test_a_job_that_a_node_could_run_which_may_be_started_is_not_refused(c, w, grows):

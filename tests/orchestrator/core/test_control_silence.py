@@ -3,9 +3,9 @@
 import pytest
 
 from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Forget, Launch, RestartAgent, Stop
+from orchestrator.core.commands import Fence, Launch, RemoveFiles, RestartAgent, Stop
 from orchestrator.core.model import Recovery
-from orchestrator.core.suspicion import waits_for
+from orchestrator.core.suspicion import waiting_reason
 
 
 @pytest.fixture
@@ -13,9 +13,9 @@ def two(c, w):
     """Nodes a and b; job j runs on a."""
     c.node("a")
     c.node("b")
-    c.tell(m.DrainAsked("b"))
+    c.tell(m.DrainRequested("b"))
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0)))
-    c.tell(m.ResumeAsked("b"))
+    c.tell(m.ResumeRequested("b"))
     return c
 
 
@@ -36,7 +36,7 @@ def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(tw
     assert fences(commands) == [Fence("j", 2)]
     events, commands = two.hear_all("b", seconds=20)
     assert events == [], "the fence does not stand yet: its lease may be renewed"
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     events, commands = two.hear_all("b", seconds=12)
     assert events == [], "ten seconds of lease, two for the supervisor to notice"
     events, commands = two.hear_all("b", seconds=4)
@@ -47,7 +47,7 @@ def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(tw
 
 def test_the_pause_after_a_lost_node_counts_from_the_fence_and_has_passed_with_the_lease(two):
     two.hear_all("b", seconds=8)
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     assert two.hear_all("b", seconds=12)[0] == []
     two.hear("b")
     assert two.tick(0.5)[0] == [("j", "interrupted", 1), ("j", "placed", 2)], "in one turn"
@@ -56,12 +56,12 @@ def test_the_pause_after_a_lost_node_counts_from_the_fence_and_has_passed_with_t
 def test_a_longer_pause_after_a_lost_node_is_kept_from_the_fence_on(c, w):
     c.node("a")
     c.node("b")
-    c.tell(m.DrainAsked("b"))
+    c.tell(m.DrainRequested("b"))
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, backoff_s=30.0)))
-    c.tell(m.ResumeAsked("b"))
+    c.tell(m.ResumeRequested("b"))
     c.hear_all("b", seconds=8)
     fenced_off_s = c.control.lives["j"].raised_s
-    c.tell(m.Fenced("j", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     c.hear_all("b", seconds=14)
     assert c.state("j") == "RECOVERING"
     assert c.control.paused_until_s["j"] == fenced_off_s + 30.0
@@ -71,15 +71,15 @@ def test_a_fence_that_could_not_be_written_is_asked_for_again_and_nothing_is_rep
     for _ in range(10):
         events, commands = two.hear_all("b", seconds=8)
         assert events == [] and fences(commands) == [Fence("j", 2)]
-        two.tell(m.Fenced("j", 2, error="Ray's head does not answer"))
+        two.tell(m.FenceAnswered("j", 2, error="Ray's head does not answer"))
 
 
 def test_a_node_that_ray_calls_dead_is_no_proof_that_its_work_stopped(two):
     """A frozen raylet: its agent may renew the lease until the fence stands."""
-    two.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"),)))
+    two.tell(m.NodesListed((m.ListedNode("ray-b", "b"),)))
     _, commands = two.hear_all("b", seconds=8)
     assert fences(commands) == [Fence("j", 2)]
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     assert two.hear_all("b", seconds=12)[0] == []
     events = two.hear_all("b", seconds=6)[0]
     assert events[0] == ("j", "interrupted", 1)
@@ -87,11 +87,11 @@ def test_a_node_that_ray_calls_dead_is_no_proof_that_its_work_stopped(two):
 
 def test_a_node_that_is_heard_again_in_time_goes_on_and_its_fence_is_lowered(two, t):
     two.hear_all("b", seconds=8)
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     two.hear("a", t.report("j", 1, 0, "running"))
     events, commands = two.hear_all("a", "b", seconds=2)
     assert (events, fences(commands)) == ([], [Fence("j", 1, lower=True)])
-    two.tell(m.Fenced("j", 1, current_epoch=1))
+    two.tell(m.FenceAnswered("j", 1, current_epoch=1))
     assert two.hear_all("a", "b", seconds=30) == ([], [])
 
 
@@ -99,10 +99,10 @@ def test_the_word_of_its_node_that_nothing_runs_is_enough_if_it_was_asked_after_
     """The node's folder is gone."""
     two.hear("a", there=())
     two.tick(1.0)
-    assert two.tell(m.Fenced("j", 2, current_epoch=2))[1] == [Stop("a", "j", 1, "fence")]
+    assert two.tell(m.FenceAnswered("j", 2, current_epoch=2))[1] == [Stop("a", "j", 1, "fence")]
     two.hear("a", there=(), after_s=0.5)
     assert two.tick()[0] == [], "it has not heard the stop"
-    two.tell(m.Stopped("a", "j", 1, "fence"))
+    two.tell(m.StopAnswered("a", "j", 1, "fence"))
     two.hear("a", there=(), after_s=0.5)
     assert two.tick()[0][0] == ("j", "interrupted", 1)
     assert two.events[0].data["reason"] == "node a has no record of this attempt"
@@ -127,7 +127,7 @@ def test_a_job_that_is_to_stop_when_it_is_cut_off_ends_with_that_reason(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(on_disconnect="stop")))
     c.tick(8.0)
-    c.tell(m.Fenced("j", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     assert c.tick(13.0)[0] == [("j", "failed", 1)]
     assert c.events[0].data["reason"].endswith("recovery.on_disconnect is stop")
 
@@ -137,49 +137,49 @@ def test_a_controller_that_was_stopped_itself_blames_no_node(two):
 
 
 def test_while_no_fleet_is_joined_no_silence_counts(two):
-    two.tell(m.Parted())
+    two.tell(m.ClusterParted())
     assert two.tick(60.0) == ([], [])
 
 
 def test_where_the_head_was_lost_nodes_have_time_to_find_their_way_back_to_it(two):
-    two.tell(m.Parted())
+    two.tell(m.ClusterParted())
     two.tick(60.0)
-    two.tell(m.Joined())
-    two.tell(m.Fenced("j", 1, current_epoch=1))
+    two.tell(m.ClusterJoined())
+    two.tell(m.FenceAnswered("j", 1, current_epoch=1))
     assert not fences(two.hear_all("b", seconds=20)[1]), "nor is its silence of before held against it"
     assert fences(two.hear_all("b", seconds=4)[1]) == [Fence("j", 2)]
 
 
 def test_a_fence_that_others_raised_ends_the_attempt_and_no_epoch_is_used_again(two):
     """Another controller's log is newer: ours was restored."""
-    two.tell(m.Joined())
-    assert two.tell(m.Fenced("j", 1, current_epoch=3)) == ([("j", "overtaken", 1)], [Stop("a", "j", 1, "fence")])
+    two.tell(m.ClusterJoined())
+    assert two.tell(m.FenceAnswered("j", 1, current_epoch=3)) == ([("j", "overtaken", 1)], [Stop("a", "j", 1, "fence")])
     assert two.control.records["j"].job.next_epoch == 4
 
 
 def test_an_attempt_that_was_lost_and_is_told_again_is_stopped_and_forgotten(two, t):
     two.hear_all("b", seconds=8)
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     _, commands = two.hear_all("b", seconds=18)
     assert any(isinstance(x, Launch) for x in commands)
     assert two.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])[1] == [Stop("a", "j", 1, "cancel")]
     two.tick(3.0)
     said = t.ended("j", 1, 0, "cancelled")
-    assert two.hear("a", said, there=["j.1.0"]) == ([], [Forget("a", "j", 1)])
+    assert two.hear("a", said, there=["j.1.0"]) == ([], [RemoveFiles("a", "j", 1)])
 
 
 def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_next_one(two, t):
     """It would stand, as far as the controller knows, before it has been written."""
     two.hear_all("b", seconds=8)
-    first = m.Fenced("j", 2, current_epoch=2, requested_s=two.s)
+    first = m.FenceAnswered("j", 2, current_epoch=2, requested_s=two.s)
     two.tell(first)
     two.hear("a", t.report("j", 1, 0, "running"))
     assert fences(two.hear_all("a", "b", seconds=2)[1]) == [Fence("j", 1, lower=True)]
-    two.tell(m.Fenced("j", 1, current_epoch=1))
+    two.tell(m.FenceAnswered("j", 1, current_epoch=1))
     assert fences(two.hear_all("b", seconds=8)[1]) == [Fence("j", 2)]
     two.tell(first)
     assert two.control.lives["j"].fenced_s is None
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     assert two.control.lives["j"].fenced_s == two.s
 
 
@@ -190,7 +190,7 @@ def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answ
     c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", maybe_started=("a",)))
     c.hear("a", t.report("j", 1, 0, "running"))
     c.tick(1.0)
-    c.tell(m.Fenced("j", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     assert c.hear_all("a", seconds=40)[0] == []
     assert c.hear("a", t.ended("j", 1, 0, "fenced"))[0] == [("j", "interrupted", 1)]
 
@@ -199,10 +199,10 @@ def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(
     """Its raylet was started again, twice, and Ray still lists those before: the watch of the second name renews all
     leases there.
     """
-    second, third = m.NodeSeen("0second", "a"), m.NodeSeen("1third", "a")
-    others = (m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b", "b"))
-    two.tell(m.NodesSeen((*others, second)))
-    two.tell(m.AgentMade("a-0secon", "0second"))
+    second, third = m.ListedNode("0second", "a"), m.ListedNode("1third", "a")
+    others = (m.ListedNode("ray-a", "a"), m.ListedNode("ray-b", "b"))
+    two.tell(m.NodesListed((*others, second)))
+    two.tell(m.AgentStarted("a-0secon", "0second"))
 
     def heard(name, ray_id, seconds):
         stored = []
@@ -212,16 +212,18 @@ def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(
             events, commands = two.tick(1.0)
             stored += events
             for _ in fences(commands):
-                two.tell(m.Fenced("j", 2, current_epoch=2))
+                two.tell(m.FenceAnswered("j", 2, current_epoch=2))
         return stored
 
     assert heard("a-0secon", "0second", 30) == []
-    two.tell(m.NodesSeen((others[1], second, third)))  # the first has gone: the name is the second's, whose agent ended
+    two.tell(
+        m.NodesListed((others[1], second, third))
+    )  # the first has gone: the name is the second's, whose agent ended
     assert two.control.nodes["a"].ray_id == "0second"
-    two.tell(m.AgentMade("a-1third", "1third"))
+    two.tell(m.AgentStarted("a-1third", "1third"))
     assert heard("a-1third", "1third", 30) == []
-    two.tell(m.NodesSeen((others[1], third)))
-    two.tell(m.AgentMade("a", "1third"))
+    two.tell(m.NodesListed((others[1], third)))
+    two.tell(m.AgentStarted("a", "1third"))
     two.hear("a", t.report("j", 1, 0, "running"), ray_id="1third")
     two.tick(0.5)
     assert two.state("j") == "RUNNING" and two.control.lives["j"].fenced_s is None
@@ -229,11 +231,11 @@ def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(
 
 def test_a_second_name_of_a_node_that_is_gone_keeps_no_job_waiting_for_an_attempt_that_has_ended(two, t):
     """It told that the attempt runs, and was lost before it could tell its end, as the node does by its first name."""
-    nodes = (m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b", "b"))
-    two.tell(m.NodesSeen((*nodes, m.NodeSeen("0second", "a"))))
-    two.tell(m.AgentMade("a-0secon", "0second"))
+    nodes = (m.ListedNode("ray-a", "a"), m.ListedNode("ray-b", "b"))
+    two.tell(m.NodesListed((*nodes, m.ListedNode("0second", "a"))))
+    two.tell(m.AgentStarted("a-0secon", "0second"))
     two.hear("a-0secon", t.report("j", 1, 0, "running"), there=["j.1.0"], ray_id="0second")
-    two.tell(m.NodesSeen(nodes))
+    two.tell(m.NodesListed(nodes))
     two.hear("a", t.ended("j", 1, 0, "lost", "lost", "its supervisor is gone", {}, "a"))
     stored = []
     for _ in range(10):
@@ -245,12 +247,12 @@ def test_a_second_name_of_a_node_that_is_gone_keeps_no_job_waiting_for_an_attemp
 
 def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
     def said():
-        return waits_for(two.control, "j", m.Now(two.s))
+        return waiting_reason(two.control, "j", m.Now(two.s))
 
     assert said() == ""
     two.hear_all("b", seconds=8)
     assert said() == "node a has not answered for 8 s; the lease of its attempt is being revoked"
-    two.tell(m.Fenced("j", 2, current_epoch=2))
+    two.tell(m.FenceAnswered("j", 2, current_epoch=2))
     two.hear_all("b", seconds=2)
     assert said() == "node a has not answered for 10 s; its attempt is replaced in 10 s unless the node answers"
 
@@ -263,7 +265,7 @@ def test_a_job_that_is_to_wait_for_its_node_is_not_replaced_and_says_so(c, w):
     [other] = {"a", "b"} - {node}
     events, commands = c.hear_all(other, seconds=300)
     assert (events, fences(commands)) == ([], [])
-    told = waits_for(c.control, "j", m.Now(c.s))
+    told = waiting_reason(c.control, "j", m.Now(c.s))
     assert told.endswith("; the job waits for it (recovery.on_disconnect is wait)"), told
 
 
@@ -274,10 +276,10 @@ def test_the_fence_of_a_gang_is_lowered_although_one_part_has_ended_well_meanwhi
     c.node("b")
     c.run(w.job("g", w.want("cpu", nodes=2), recovery=Recovery(lease_s=60.0)))
     if end == "preempted":
-        c.tell(m.DrainAsked("a", now=True))
+        c.tell(m.DrainRequested("a", now=True))
     c.hear("a", t.ended("g", 1, 0, end))
     assert fences(c.hear_all("a", seconds=8)[1]) == [Fence("g", 2)]
-    c.tell(m.Fenced("g", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("g", 2, current_epoch=2))
     c.hear("b", t.report("g", 1, 1, "running"))
     events, commands = c.hear_all("a", "b", seconds=2)
     assert (events, fences(commands)) == ([], [Fence("g", 1, lower=True)])
@@ -290,6 +292,6 @@ def test_the_fence_of_a_gang_stays_where_one_part_failed(c, w, t):
     c.run(w.job("g", w.want("cpu", nodes=2), recovery=Recovery(lease_s=60.0)))
     c.hear("a", t.ended("g", 1, 0, "failed", "user", "boom", {0: 1}))
     c.hear_all("a", seconds=8)
-    c.tell(m.Fenced("g", 2, current_epoch=2))
+    c.tell(m.FenceAnswered("g", 2, current_epoch=2))
     c.hear("b", t.report("g", 1, 1, "running"))
     assert fences(c.hear_all("a", "b", seconds=2)[1]) == []

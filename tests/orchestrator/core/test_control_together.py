@@ -22,4 +22,4 @@ def test_answers_taken_together_are_as_one_after_the_other(c, w):
         done = core.step(state, beat, at)
         state, events, commands = done.control, events + done.events, commands + done.commands
     assert len(commands) == 4
-    assert core.heard(c.control, beats, at) == (state, events, commands)
+    assert core.step_replies(c.control, beats, at) == (state, events, commands)

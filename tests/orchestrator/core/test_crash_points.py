@@ -42,5 +42,5 @@ def test_names_are_unique_and_say_what_and_on_which_side():
     names = crash_points.names()
     assert len(set(names)) == len(names)
     assert {(name.count(":"), name.rpartition(":")[2]) for name in names} == {(2, "before"), (2, "after")}
-    assert crash_points.of_event("placed", crash_points.BEFORE) in names
-    assert crash_points.of_command(commands.Release("x"), crash_points.AFTER) == "command:Release:after"
+    assert crash_points.event_point("placed", crash_points.BEFORE) in names
+    assert crash_points.command_point(commands.Release("x"), crash_points.AFTER) == "command:Release:after"

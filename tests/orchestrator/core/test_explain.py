@@ -2,32 +2,32 @@ import json
 from dataclasses import replace
 
 from cluster.serialization import to_plain
-from orchestrator.core.explain import Answer, Explanation, explain, never
+from orchestrator.core.explain import CandidateExplanation, Explanation, explain, impossible_reason
 from orchestrator.core.model import Start
 from orchestrator.core.states import State
 
 
 def test_a_kind_no_pool_has_is_named_with_the_kinds_that_are_here(w):
-    assert never(w.job("j", w.want("tpu:v5p")), [w.cpu(), w.xla()]) == (
+    assert impossible_reason(w.job("j", w.want("tpu:v5p")), [w.cpu(), w.xla()]) == (
         "no pool has tpu:v5p; kinds here: cpu, tpu:emulated"
     )
-    assert never(w.job("j", w.want("nvidia:H200", "amd:MI300X")), []) == (
+    assert impossible_reason(w.job("j", w.want("nvidia:H200", "amd:MI300X")), []) == (
         "no pool has nvidia:H200 or amd:MI300X; kinds here: none"
     )
-    assert never(w.job("j", w.want("tpu:v5p", pool="cpu")), [w.cpu(), w.xla()]) == (
+    assert impossible_reason(w.job("j", w.want("tpu:v5p", pool="cpu")), [w.cpu(), w.xla()]) == (
         "pool cpu has no tpu:v5p; kinds here: cpu"
     )
 
 
 def test_a_pool_that_is_not_here_is_named_with_the_nearest(w):
-    assert never(w.job("j", w.want("any", pool="xlaa")), [w.cpu(), w.xla()]) == (
+    assert impossible_reason(w.job("j", w.want("any", pool="xlaa")), [w.cpu(), w.xla()]) == (
         "no pool is called xlaa; did you mean 'xla'? valid: cpu, xla"
     )
 
 
 def test_too_much_for_every_node_says_what_each_has(w):
     fleet = [w.devices("a", 4), w.devices("b", 2)]
-    assert never(w.job("j", w.want(count=8)), fleet) == (
+    assert impossible_reason(w.job("j", w.want(count=8)), fleet) == (
         "a/nvidia:H100-80GB: has 4 devices in all, but the job needs 8; "
         "b/nvidia:H100-80GB: has 2 devices in all, but the job needs 8"
     )
@@ -35,21 +35,21 @@ def test_too_much_for_every_node_says_what_each_has(w):
 
 def test_a_gang_larger_than_any_island_can_never_run(w):
     fleet = [w.devices("a", 4), w.devices("b", 4), w.devices("c", 4, pool="other")]
-    assert never(w.job("j", w.want(count=4, nodes=3)), fleet) == (
+    assert impossible_reason(w.job("j", w.want(count=4, nodes=3)), fleet) == (
         "the job needs 3 nodes of one pool and kind, each with 4 devices; pool h100 has 2 (nvidia:H100-80GB)"
     )
 
 
 def test_an_emulated_device_asked_for_by_its_backend_says_how_to_ask(w):
-    assert never(w.job("j", w.want("tpu")), [w.xla()]) == (
+    assert impossible_reason(w.job("j", w.want("tpu")), [w.xla()]) == (
         "xla-0/tpu:emulated: is emulated on the CPU; ask for tpu:emulated or pool xla to use it"
     )
 
 
 def test_one_possible_candidate_is_enough_and_busy_or_lost_nodes_count(w):
     job = w.job("j", w.want("tpu:v5p"), w.want("cpu"))
-    assert never(job, [w.cpu(free=(), schedulable=False)]) == ""
-    assert never(job, [w.xla()]) == (
+    assert impossible_reason(job, [w.cpu(free=(), schedulable=False)]) == ""
+    assert impossible_reason(job, [w.xla()]) == (
         "candidate 1: no pool has tpu:v5p; kinds here: tpu:emulated; "
         "candidate 2: no pool has cpu; kinds here: tpu:emulated"
     )
@@ -60,7 +60,7 @@ def test_a_job_that_would_start_is_told_where_and_what_else_would_do(w):
     job = w.job("new", w.want("nvidia"), w.want("cpu"), ordered=True)
     assert explain(job, w.snapshot(fleet, [])) == Explanation(
         (
-            Answer(
+            CandidateExplanation(
                 0,
                 ("nvidia",),
                 1,
@@ -73,7 +73,7 @@ def test_a_job_that_would_start_is_told_where_and_what_else_would_do(w):
                     "cpu-0/cpu": "is of kind cpu, but the job accepts nvidia",
                 },
             ),
-            Answer(
+            CandidateExplanation(
                 1,
                 ("cpu",),
                 1,

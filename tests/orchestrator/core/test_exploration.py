@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.exploration import CHARGED_S
+from orchestrator.core.exploration import MIN_COUNTED_S
 from orchestrator.core.model import Progress, Since
 from orchestrator.core.plan import plan
 from orchestrator.core.throughput import Estimated, History, Measured, Throughput
@@ -34,7 +34,7 @@ def kinds(seen):
 
 
 def test_jobs_that_start_at_once_try_no_more_than_they_may_together(world):
-    assert kinds(world(3, explore_device_s=2 * CHARGED_S)) == [TPU, TPU, "cpu"]
+    assert kinds(world(3, explore_device_s=2 * MIN_COUNTED_S)) == [TPU, TPU, "cpu"]
     assert kinds(world(2, explore_device_s=0.0)) == ["cpu", "cpu"]
 
 

@@ -2,12 +2,12 @@ import pytest
 
 from orchestrator.core.fit import (
     RULES,
-    computes_with,
+    emulated_only_if_named,
     matches,
-    not_emulated_unasked,
     offers_features,
-    refusal,
+    refusal_reason,
     right_pool,
+    supports_dtypes,
 )
 
 
@@ -47,17 +47,17 @@ def test_a_pattern_matches_nothing_that_only_looks_like_it(w, pattern, kind):
 def test_every_rule_refuses_with_its_sentence(w):
     have = w.devices("a", 8, free=(6, 7))
     sentences = {
-        refusal(w.want("tpu:v5e"), have): "right_kind",
-        refusal(w.want("tpu"), w.xla()): "not_emulated_unasked",
-        refusal(w.want(pool="other"), have): "right_pool",
-        refusal(w.want(node="b"), have): "right_node",
-        refusal(w.want(memory_bytes=100 * w.GiB), have): "enough_memory",
-        refusal(w.want(count=9), have): "enough_devices",
-        refusal(w.want(max_price=2.5), w.devices("c", price_per_hour=4.0)): "not_too_dear",
-        refusal(w.want("nvidia", dtypes=("float16",)), w.devices("d", kind="nvidia:Z9")): "computes_with",
-        refusal(w.want("cpu", features=("collectives=nccl",)), w.cpu()): "offers_features",
-        refusal(w.want(), w.devices("b", schedulable=False, reason="node b is lost: silent")): "node_takes_jobs",
-        refusal(w.want(count=4), have): "enough_free",
+        refusal_reason(w.want("tpu:v5e"), have): "right_kind",
+        refusal_reason(w.want("tpu"), w.xla()): "not_emulated_unasked",
+        refusal_reason(w.want(pool="other"), have): "right_pool",
+        refusal_reason(w.want(node="b"), have): "right_node",
+        refusal_reason(w.want(memory_bytes=100 * w.GiB), have): "enough_memory",
+        refusal_reason(w.want(count=9), have): "enough_devices",
+        refusal_reason(w.want(max_price=2.5), w.devices("c", price_per_hour=4.0)): "not_too_dear",
+        refusal_reason(w.want("nvidia", dtypes=("float16",)), w.devices("d", kind="nvidia:Z9")): "computes_with",
+        refusal_reason(w.want("cpu", features=("collectives=nccl",)), w.cpu()): "offers_features",
+        refusal_reason(w.want(), w.devices("b", schedulable=False, reason="node b is lost: silent")): "node_takes_jobs",
+        refusal_reason(w.want(count=4), have): "enough_free",
     }
     assert sentences == {
         "is of kind nvidia:H100-80GB, but the job accepts tpu:v5e": "right_kind",
@@ -76,42 +76,47 @@ def test_every_rule_refuses_with_its_sentence(w):
 
 
 def test_what_fits_is_refused_by_no_rule(w):
-    assert refusal(w.want("tpu:v5e", "nvidia:H100", count=2), w.devices("a", 8, free=(6, 7))) == ""
+    assert refusal_reason(w.want("tpu:v5e", "nvidia:H100", count=2), w.devices("a", 8, free=(6, 7))) == ""
 
 
 @pytest.mark.parametrize("kinds", [("any",), ("tpu",), ("xla",), ("any", "tpu:v5e")])
 def test_an_emulated_device_is_never_chosen_behind_the_users_back(w, kinds):
-    assert "is emulated on the CPU" in refusal(w.want(*kinds), w.xla())
+    assert "is emulated on the CPU" in refusal_reason(w.want(*kinds), w.xla())
 
 
 @pytest.mark.parametrize(("kinds", "pool"), [(("tpu:emulated",), ""), (("TPU:Emulated",), ""), (("any",), "xla")])
 def test_an_emulated_device_is_taken_by_its_full_name_or_its_pool(w, kinds, pool):
-    assert refusal(w.want(*kinds, pool=pool), w.xla()) == ""
+    assert refusal_reason(w.want(*kinds, pool=pool), w.xla()) == ""
 
 
 def test_a_range_needs_only_its_lower_end(w):
     have = w.devices("a", 8, free=(0, 1))
-    assert refusal(w.want(count=8, min_count=2), have) == ""
-    assert refusal(w.want(count=8, min_count=3), have) == "has 2 of 8 devices free, but the job needs at least 3"
+    assert refusal_reason(w.want(count=8, min_count=2), have) == ""
+    assert refusal_reason(w.want(count=8, min_count=3), have) == "has 2 of 8 devices free, but the job needs at least 3"
 
 
 def test_memory_that_nobody_knows_is_not_taken_for_enough(w):
     unknown = w.devices("a", memory_gib=0)
-    assert refusal(w.want(memory_bytes=w.GiB), unknown) == "has unknown memory per device, but the job needs 1 GiB"
-    assert refusal(w.want(), unknown) == ""
+    assert (
+        refusal_reason(w.want(memory_bytes=w.GiB), unknown) == "has unknown memory per device, but the job needs 1 GiB"
+    )
+    assert refusal_reason(w.want(), unknown) == ""
 
 
 def test_a_sentence_has_fractions_of_a_gib_when_they_matter(w):
-    assert refusal(w.want(memory_bytes=17 * 10**9), w.v5e()) == "is of kind tpu:v5e, but the job accepts nvidia:H100"
     assert (
-        refusal(w.want("tpu", memory_bytes=17 * 10**9 + 2**29), w.v5e())
+        refusal_reason(w.want(memory_bytes=17 * 10**9), w.v5e())
+        == "is of kind tpu:v5e, but the job accepts nvidia:H100"
+    )
+    assert (
+        refusal_reason(w.want("tpu", memory_bytes=17 * 10**9 + 2**29), w.v5e())
         == "has 16 GiB per device, but the job needs 16.3 GiB"
     )
 
 
 def test_a_price_up_to_what_a_job_pays_is_taken_and_so_is_a_pool_without_one(w):
     want = w.want("nvidia:H100", max_price=2.5)
-    assert refusal(want, w.devices("a", price_per_hour=2.5)) == refusal(want, w.devices("a")) == ""
+    assert refusal_reason(want, w.devices("a", price_per_hour=2.5)) == refusal_reason(want, w.devices("a")) == ""
 
 
 def test_pools_may_be_listed_and_excluded(w):
@@ -120,8 +125,8 @@ def test_pools_may_be_listed_and_excluded(w):
     assert right_pool(w.want("cpu", pools=("a", "b")), have) == "is in pool cpu, but the job asks for pools a, b"
     assert right_pool(w.want("cpu", not_pools=("cpu",)), have) == "is in pool cpu, which the job excludes"
     emulated = w.xla()
-    assert not_emulated_unasked(w.want("tpu"), emulated) != ""
-    assert not_emulated_unasked(w.want("tpu", pools=("xla", "v5e")), emulated) == ""
+    assert emulated_only_if_named(w.want("tpu"), emulated) != ""
+    assert emulated_only_if_named(w.want("tpu", pools=("xla", "v5e")), emulated) == ""
 
 
 def test_features_are_those_that_documents_say_a_kind_offers(w):
@@ -137,8 +142,8 @@ def test_features_are_those_that_documents_say_a_kind_offers(w):
 def test_dtypes_are_those_that_documents_say_a_kind_computes_with(w):
     h100, v100 = w.devices("a"), w.devices("b", kind="nvidia:V100")
     wants = w.want("nvidia", dtypes=("bfloat16", "float8_e4m3fn"))
-    assert computes_with(wants, h100) == ""
-    assert computes_with(wants, v100) == "does not compute with bfloat16 natively, which the job asks for"
+    assert supports_dtypes(wants, h100) == ""
+    assert supports_dtypes(wants, v100) == "does not compute with bfloat16 natively, which the job asks for"
     unknown = w.devices("c", kind="nvidia:Z9")
-    assert computes_with(wants, unknown) == "is not known to compute with bfloat16 natively, which the job asks for"
-    assert computes_with(w.want("nvidia"), unknown) == ""
+    assert supports_dtypes(wants, unknown) == "is not known to compute with bfloat16 natively, which the job asks for"
+    assert supports_dtypes(w.want("nvidia"), unknown) == ""

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from cluster.serialization import to_json, to_plain
-from orchestrator.core.fold import Attempt, Record, apply, ended, fold, ignored, placed, running, submitted
+from orchestrator.core.fold import Attempt, Record, apply, ended, fold, ignored_reason, placed, running, submitted
 from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
-from orchestrator.core.retry import Ended, after
+from orchestrator.core.retry import AttemptEnd, decide_retry
 from orchestrator.core.states import State
 
 LEASES = (("a/cpu", (0,)), ("b/cpu", (0, 1)))
@@ -105,7 +105,7 @@ def test_events_of_an_older_epoch_are_refused(w):
     before = story(w, ("placed", 1, place()), ("interrupted", 1, {}), ("placed", 2, place()), ("started", 2, {}))
     for event in ("started", "finished", "failed", "interrupted", "checkpoint", "resumed", "released", "preempted"):
         late = Event("j", event, 1, 99.0, {"step": 1, "reason": "late"})
-        assert ignored(before, late) == f"event {event} is of attempt 1, but the job is at attempt 2"
+        assert ignored_reason(before, late) == f"event {event} is of attempt 1, but the job is at attempt 2"
         assert apply(before, late) is before
 
 
@@ -124,7 +124,7 @@ def test_a_cancellation_counts_with_any_epoch_and_its_attempt_holds_devices_unti
     assert running([released]) == ()
     assert released.attempts == (Attempt(1, 0, "cpu", "cpu", LEASES, 2.0, 3.0, 9.0, "cancelled", "by its user"),)
     assert released.job.state is State.CANCELLED
-    assert ignored(released, Event("j", "released", 1, 9.0)) == "nothing is left to release"
+    assert ignored_reason(released, Event("j", "released", 1, 9.0)) == "nothing is left to release"
 
 
 def test_an_end_is_final(w):
@@ -133,13 +133,13 @@ def test_an_end_is_final(w):
     for event, data in late.items():
         epoch = 2 if event == "placed" else 1
         assert apply(done, Event("j", event, epoch, 9.0, data)) is done
-        assert "SUCCEEDED" in ignored(done, Event("j", event, epoch, 9.0, data))
+        assert "SUCCEEDED" in ignored_reason(done, Event("j", event, epoch, 9.0, data))
 
 
 def test_what_was_never_submitted_is_ignored_and_a_second_submission_too(w):
     assert fold([Event("ghost", "started", 1, 1.0)]) == {}
     again = submitted(w.job("j", priority=9), {}, 2.0)
-    assert ignored(story(w), again) == "j is already submitted"
+    assert ignored_reason(story(w), again) == "j is already submitted"
 
 
 def test_a_refused_job_ends_with_its_reason(w):
@@ -162,7 +162,7 @@ def test_builders_write_what_the_fold_reads(w):
     record = apply(apply(None, submitted(job, {}, 1.0)), placed(job, Start("j", 0, LEASES, "fits"), "cpu", "cpu", 2.0))
     assert record.live_attempt == Attempt(1, 0, "cpu", "cpu", LEASES, 2.0)
     assert record.reason == "fits"
-    decision = after(record.job, Ended("lost", 0, "lost", "node a is lost", nodes=("a",)))
+    decision = decide_retry(record.job, AttemptEnd("lost", 0, "lost", "node a is lost", nodes=("a",)))
     event = ended(record.job, decision, 3.0, outcome="lost", failure={"message": "gone"})
     assert (event.event, event.epoch) == ("interrupted", 1)
     record = apply(record, event)

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.types import Device
-from orchestrator.core.capacity import Room
-from orchestrator.core.expected_duration import expected
-from orchestrator.core.explain import explain, never
+from orchestrator.core.capacity import FreeCapacity
+from orchestrator.core.expected_duration import expectation
+from orchestrator.core.explain import explain, impossible_reason
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
-from orchestrator.core.nodes import groups
+from orchestrator.core.nodes import device_groups
 from orchestrator.core.plan import plan
-from orchestrator.core.planner.job_order import turn
+from orchestrator.core.planner.job_order import decide_tier
 from orchestrator.core.planner.policies import PRICED
 
 GiB = 1 << 30
@@ -78,8 +78,8 @@ def test_a_gang_whose_nodes_stand_on_one_machine_needs_the_memory_of_all(w):
     decided = plan(w.snapshot(nodes, [too_much]))
     assert decided.start == ()
     assert decided.why_not["gang"][0, ""] == "waits for memory of machine spark on cpu-0/cpu, cpu-1/cpu"
-    assert never(fits, nodes) == ""
-    assert never(too_much, nodes).endswith(
+    assert impossible_reason(fits, nodes) == ""
+    assert impossible_reason(too_much, nodes).endswith(
         "cpu-0/cpu, cpu-1/cpu share the memory of their machines, which is too little for 2 nodes of the job"
     )
     elsewhere = replace(nodes[1], host="other/10.0.0.8")
@@ -100,17 +100,17 @@ def test_a_more_urgent_job_has_one_of_another_pool_stopped_for_its_memory(w, spa
 
 def test_a_job_that_needs_more_than_the_machine_has_for_all_devices_is_refused_for_good(w):
     node = w.cpu("cpu-0", 4, **SPARK)
-    assert never(asks(w, "big", "cpu", 50, count=3), [node]) == (
+    assert impossible_reason(asks(w, "big", "cpu", 50, count=3), [node]) == (
         "cpu-0/cpu: has 120 GiB that its devices share, but the job needs 150 GiB"
     )
-    assert never(asks(w, "fits", "cpu", 40, count=3), [node]) == ""
+    assert impossible_reason(asks(w, "fits", "cpu", 40, count=3), [node]) == ""
 
 
 def test_devices_that_share_memory_are_of_their_machine_whatever_their_pool_and_others_are_not(t):
     def group(node, kind, unified):
         backend = kind.partition(":")[0]
         device = Device(backend, kind, 0, kind, total_memory_bytes=100 * GiB, unified_memory=unified)
-        return groups(replace(t.facts(node), devices=(device,)), node, "", 0.0, {})[0]
+        return device_groups(replace(t.facts(node), devices=(device,)), node, "", 0.0, {})[0]
 
     gb10, cpu, h100 = group("a", "nvidia:GB10", True), group("b", "cpu", True), group("c", "nvidia:H100-80GB", False)
     assert (gb10.host, gb10.host_memory_bytes) == (cpu.host, cpu.host_memory_bytes) == ("host/10.0.0.1", 100 * GiB)
@@ -224,7 +224,7 @@ def test_of_nodes_with_memory_one_that_has_the_data_of_a_job_is_chosen(w):
 
 def choose(seen, running=()):
     """What the planner on arrays chooses of jobs of one priority, and for which nodes."""
-    return turn(seen, seen.jobs, running, Room(seen), 0, expected(seen), full=True)
+    return decide_tier(seen, seen.jobs, running, FreeCapacity(seen), 0, expectation(seen), full=True)
 
 
 @st.composite
@@ -251,9 +251,7 @@ def shared(draw, gangs=False):
 def after(seen, decided):
     """The snapshot once these attempts run."""
     asked = {job.id: job for job in seen.jobs}
-    began = [
-        Running(s.job, 0, asked[s.job].number, s.allocation, spec=asked[s.job], saves=True) for s in decided.start
-    ]
+    began = [Running(s.job, 0, asked[s.job].number, s.allocation, spec=asked[s.job], saves=True) for s in decided.start]
     taken = {(i, n) for start in decided.start for i, numbers in start.allocation for n in numbers}
     left = tuple(replace(d, free=tuple(n for n in d.free if (d.id, n) not in taken)) for d in seen.devices)
     started = {start.job for start in decided.start}

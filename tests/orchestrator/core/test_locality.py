@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record
 from orchestrator.core.nodes import Node
-from orchestrator.core.placement import waiting
+from orchestrator.core.placement import waiting_jobs
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 from orchestrator.core.throughput import Measured, Throughput
@@ -48,7 +48,7 @@ def test_jobs_that_wait_are_told_with_the_storages_of_their_checkpoint_and_of_it
     record = Record(job, checkpoint={"step": 9, "node": "a", "path": "p", "pool": "cpu"}, replicas=(old, new))
 
     def told(**more):
-        [found] = waiting(Control(records={"j": replace(record, **more)}, nodes=nodes), 0.0)
+        [found] = waiting_jobs(Control(records={"j": replace(record, **more)}, nodes=nodes), 0.0)
         return found.checkpoint_in
 
     assert told() == ("one", "two")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.model import Declared, Preempt, Progress, Recovery, Since, Start
-from orchestrator.core.placement_slots import Island, Memory, Place, Reserved
+from orchestrator.core.model import DeclaredWork, Preempt, Progress, Recovery, Since, Start
+from orchestrator.core.placement_slots import Island, Place, PlaceReservation, PlanMemory
 from orchestrator.core.plan import plan
 
 OLD = Since(-10_000.0, -9_000.0)
@@ -93,10 +93,10 @@ def test_a_move_that_costs_more_than_it_saves_is_not_made(w, fleet):
 
 
 def test_a_job_that_saves_before_it_moves_finds_its_next_place_kept(w, fleet):
-    kept = Reserved(Place(1, Island("v5e", "tpu:v5e", "tpu", "v5e"), 1), until_s=200.0)
+    kept = PlaceReservation(Place(1, Island("v5e", "tpu:v5e", "tpu", "v5e"), 1), until_s=200.0)
     attempt = held(w, training(w), ON_CPU, stopping=True)
     other = w.job("other", w.want("tpu"), number=2)
-    seen = fleet([other], [attempt], memory=Memory(reserved={"slow": kept}))
+    seen = fleet([other], [attempt], memory=PlanMemory(reserved={"slow": kept}))
     decided = plan(seen)
     assert decided.start == ()
     assert "1 more reserved for slow" in decided.why_not["other"][0, "t/tpu:v5e"]
@@ -105,12 +105,12 @@ def test_a_job_that_saves_before_it_moves_finds_its_next_place_kept(w, fleet):
 
 
 def test_it_goes_there_first_once_it_has_saved(w, fleet):
-    kept = Reserved(Place(1, Island("v5e", "tpu:v5e", "tpu", "v5e"), 1), until_s=200.0)
+    kept = PlaceReservation(Place(1, Island("v5e", "tpu:v5e", "tpu", "v5e"), 1), until_s=200.0)
     other = w.job("other", w.want("tpu"), number=1)
     seen = fleet(
         [other, replace(training(w), number=2)],
         devices=[w.cpu("a", 2), w.v5e("t", 1)],
-        memory=Memory(reserved={"slow": kept}),
+        memory=PlanMemory(reserved={"slow": kept}),
     )
     decided = plan(seen)
     assert [(s.job, s.allocation) for s in decided.start] == [("slow", (("t/tpu:v5e", (0,)),))]
@@ -194,7 +194,7 @@ def test_a_job_grows_onto_a_device_that_falls_free(w, fleet):
 def test_it_shrinks_again_for_an_equal_that_waits(w, fleet):
     progress = Progress(step=0, of=10_000, rates={("cpu", 2): 2.0}, starts_s=30.0)
     job = elastic(w)
-    new = w.job("new", w.want("cpu"), number=2, work=Declared(hours=0.1, on="cpu"))
+    new = w.job("new", w.want("cpu"), number=2, work=DeclaredWork(hours=0.1, on="cpu"))
     running = held(w, job, ("a/cpu", (0, 1)))
     seen = fleet([new], [running], devices=[w.cpu("a", 2, free=())], progress={"e": progress})
     decided = plan(seen, full=True)
@@ -202,7 +202,7 @@ def test_it_shrinks_again_for_an_equal_that_waits(w, fleet):
     assert (stopped.victim, stopped.job) == ("e", "new")
     told = "makes way on a/cpu for new of the same priority, which gains more from them"
     assert stopped.reason == f"{told}: 6 min left of new, 83.3 min left of this job"
-    unknown = plan(replace(seen, jobs=(replace(new, work=Declared()),)), full=True).preempt[0].reason
+    unknown = plan(replace(seen, jobs=(replace(new, work=DeclaredWork()),)), full=True).preempt[0].reason
     assert unknown == f"{told}: the duration of new is unknown, 83.3 min left of this job"
     assert decided.why_not["new"] == {(0, ""): "waits for e to save and stop on a/cpu"}
     assert plan(seen).preempt == ()
@@ -221,12 +221,12 @@ def test_it_shrinks_again_for_an_equal_that_waits(w, fleet):
 def test_a_short_job_stops_a_long_one_and_a_long_one_does_not_stop_a_short_one(w, fleet):
     long, short = (
         training(w, "long", ["cpu"]),
-        w.job("short", w.want("cpu"), number=2, work=Declared(hours=0.05, on="cpu")),
+        w.job("short", w.want("cpu"), number=2, work=DeclaredWork(hours=0.05, on="cpu")),
     )
     progress = {"long": Progress(step=0, of=100_000, rates={("cpu", 1): 1.0}, starts_s=10.0)}
     seen = fleet([short], [held(w, long, ON_CPU)], devices=[w.cpu("a", 1, free=())], progress=progress)
     assert [(p.victim, p.job) for p in plan(seen, full=True).preempt] == [("long", "short")]
-    other_way = replace(short, work=Declared(hours=500, on="cpu"))
+    other_way = replace(short, work=DeclaredWork(hours=500, on="cpu"))
     brief = {"long": Progress(step=0, of=600, rates={("cpu", 1): 1.0}, starts_s=10.0)}
     assert plan(replace(seen, jobs=(other_way,), progress=brief), full=True).preempt == ()
 
@@ -252,7 +252,7 @@ def test_with_a_policy_of_order_nothing_is_ever_moved(w, fleet):
 
 
 def test_the_decision_is_certified(w, fleet):
-    jobs = [w.job(f"j{n}", w.want("cpu"), number=n + 1, work=Declared(hours=n + 1, on="cpu")) for n in range(5)]
+    jobs = [w.job(f"j{n}", w.want("cpu"), number=n + 1, work=DeclaredWork(hours=n + 1, on="cpu")) for n in range(5)]
     decided = plan(fleet(jobs, devices=[w.cpu("a", 2)]), full=True)
     assert [s.job for s in decided.start] == ["j0", "j1"]
     assert 0.0 <= decided.gap < 0.05

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cluster.types import Device
-from orchestrator.core.nodes import groups
+from orchestrator.core.nodes import device_groups
 
 GiB = 1 << 30
 
@@ -16,14 +16,14 @@ def cards(*totals, **more):
 
 def test_a_card_whose_memory_nobody_tells_does_not_hide_that_of_its_equals(t):
     facts = replace(t.facts("a"), devices=cards(80 * GiB, None, 79 * GiB))
-    (group,) = groups(facts, "a", "", 0.0, {})
+    (group,) = device_groups(facts, "a", "", 0.0, {})
     assert (group.memory_bytes, group.total) == (79 * GiB, 3)
-    (unknown,) = groups(replace(facts, devices=cards(None)), "a", "", 0.0, {})
+    (unknown,) = device_groups(replace(facts, devices=cards(None)), "a", "", 0.0, {})
     assert unknown.memory_bytes == 0
 
 
 def test_a_card_that_is_lost_costs_itself_and_not_its_equals(t):
     lost = replace(cards(None)[0], index=9, unavailable_reason="GPU is lost")
-    usable, gone = groups(replace(t.facts("a"), devices=(*cards(80 * GiB), lost)), "a", "", 0.0, {})
+    usable, gone = device_groups(replace(t.facts("a"), devices=(*cards(80 * GiB), lost)), "a", "", 0.0, {})
     assert (usable.free, usable.schedulable) == ((0,), True)
     assert (gone.free, gone.schedulable, gone.reason) == ((9,), False, "GPU is lost")

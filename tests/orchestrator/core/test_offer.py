@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.demand import NodeGroup, nodes_of
+from orchestrator.core.demand import NodeGroup, example_nodes
 from orchestrator.core.explain import explain
 from orchestrator.core.offer import Growth, Offer, Offers, offers
 from orchestrator.core.placement_options import NO_DEVICES
@@ -100,7 +100,7 @@ def test_jobs_ahead_that_take_the_same_devices_are_counted(w):
 
 def test_a_node_that_may_be_started_is_an_offer_until_the_pool_has_all_of_its_nodes(w):
     job, may_grow = w.job("j", count=8), Growth((GROWS,))
-    seen = w.snapshot([], [], startable=tuple(nodes_of(GROWS, GROWS.max_nodes)))
+    seen = w.snapshot([], [], startable=tuple(example_nodes(GROWS, GROWS.max_nodes)))
     assert rows(offers(job, seen, may_grow)) == [(0, "h100", 8, 1, "new_node", False)]
     assert waits(offers(job, seen, may_grow))["h100"][0] == "a node is started for it"
     ahead = [w.job(f"h{n}", count=8, number=n) for n in (1, 2)]

@@ -442,8 +442,8 @@ class World(RuleBasedStateMachine):
         if job.state in TERMINAL:
             self.write(Event(job.id, "released", job.epoch, self.now_s, {"outcome": "cancelled"}))
             return
-        how = retry.Ended(state, record.live.candidate, failure, "", codes)
-        decided = retry.after(job, how)
+        how = retry.AttemptEnd(state, record.live.candidate, failure, "", codes)
+        decided = retry.decide_retry(job, how)
         self.paused[job.id] = self.now_s + decided.pause_s
         self.write(ended(job, decided, self.now_s))
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.control import resumed
+from orchestrator.core.control import control_from_log
 from orchestrator.core.fold import Attempt
-from orchestrator.core.messages import Joined, Now
+from orchestrator.core.messages import ClusterJoined, Now
 from orchestrator.core.model import Progress
 from orchestrator.core.placement import snapshot
-from orchestrator.core.progress import Pace, ran_on
+from orchestrator.core.progress import Pace, device_seconds_by_kind
 from orchestrator.core.throughput import Throughput
 from workers.messages import RankEvent
 
@@ -150,10 +150,10 @@ def test_a_server_that_starts_knows_how_far_jobs_were_from_their_newest_report(r
     saved = RankEvent("checkpoint", 0, 5e8, 50, {"path": "/store/j/step-7", "step": 7})
     c.hear("a", t.report("j", 1, 0, "running", saved, cursor=50))
     for newest, step, of in (({"step": 9, "of": 20, "loss": 1.0}, 9, 20), ({"step": "x"}, 7, 0), ({}, 7, 0)):
-        again = resumed(c.control.records.values(), {}, lambda job, epoch: 50, Now(5.0), {"j": newest})
+        again = control_from_log(c.control.records.values(), {}, lambda job, epoch: 50, Now(5.0), {"j": newest})
         assert again.progress == {"j": Progress(step, of, 5.0)}
     c.control = again
-    c.tell(Joined())
+    c.tell(ClusterJoined())
     c.node("a", 2)
     c.hear("a", reports(t, (10, 5e8 + 3), (11, 5e8 + 4), (13, 5e8 + 5), at=60))
     told = c.control.progress["j"]
@@ -164,5 +164,5 @@ def test_device_seconds_are_of_every_device_by_kind_and_never_negative():
     first = Attempt(1, 0, "cpu", "cpu", LEASES, 10.0, 20.0, 30.0)
     unstarted, set_back = replace(first, started_s=None), replace(first, ended_s=5.0)
     live = replace(first, kind="tpu:v5e", started_s=40.0, ended_s=None)
-    assert ran_on((first, first, unstarted, set_back, live)) == {"cpu": 60.0}
-    assert ran_on((first, live), 50.0) == {"cpu": 30.0, "tpu:v5e": 30.0}
+    assert device_seconds_by_kind((first, first, unstarted, set_back, live)) == {"cpu": 60.0}
+    assert device_seconds_by_kind((first, live), 50.0) == {"cpu": 30.0, "tpu:v5e": 30.0}

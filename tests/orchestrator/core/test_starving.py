@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from orchestrator.core.expected_duration import expected
-from orchestrator.core.model import Declared, Since
-from orchestrator.core.moves import STARVES_S, starves
-from orchestrator.core.placement_slots import Memory
+from orchestrator.core.expected_duration import expectation
+from orchestrator.core.model import DeclaredWork, Since
+from orchestrator.core.moves import STARVES_S, is_starving
+from orchestrator.core.placement_slots import PlanMemory
 from orchestrator.core.plan import plan
 
 HOUR_S = 3600.0
 
 
 def job(w, name, hours, number, **more):
-    return w.job(name, w.want("cpu", **more), number=number, work=Declared(hours=hours, on="cpu"))
+    return w.job(name, w.want("cpu", **more), number=number, work=DeclaredWork(hours=hours, on="cpu"))
 
 
 def world(w, jobs, waited_s, nodes=1, **more):
@@ -25,7 +25,7 @@ def test_a_job_starves_after_ten_times_as_long_as_it_runs_and_half_an_hour(w):
 
     def starving(waited_s):
         seen = world(w, [short, long], waited_s)
-        return [starves(one, seen, expected(seen)) for one in (short, long)]
+        return [is_starving(one, seen, expectation(seen)) for one in (short, long)]
 
     assert starving(STARVES_S - 1) == [False, False]
     assert starving(STARVES_S + 1) == [True, False]
@@ -36,9 +36,9 @@ def test_it_does_not_while_as_much_of_its_size_waits_as_takes_half_of_that_time(
     one = job(w, "one", 1.0, 1)
     seen = world(w, [one], 11 * HOUR_S)
     small = tuple(0.0 for _ in range(11))
-    assert not starves(one, seen, expected(seen), (*small, *[6 * HOUR_S] * 20))
-    assert starves(one, seen, expected(seen), (*small, *[5 * HOUR_S] * 20))
-    assert starves(one, seen, expected(seen), (*small, 0.0, 0.0, *[6 * HOUR_S] * 18)), "larger ones do not count"
+    assert not is_starving(one, seen, expectation(seen), (*small, *[6 * HOUR_S] * 20))
+    assert is_starving(one, seen, expectation(seen), (*small, *[5 * HOUR_S] * 20))
+    assert is_starving(one, seen, expectation(seen), (*small, 0.0, 0.0, *[6 * HOUR_S] * 18)), "larger ones do not count"
 
 
 def test_what_waits_is_remembered_by_size_and_forgotten_slowly(w):
@@ -57,13 +57,13 @@ def test_where_the_last_job_counts_all_that_waits_counts_for_each(w):
 
 
 def test_places_for_which_others_stopped_go_before_jobs_that_starve(w):
-    from orchestrator.core.placement_slots import Island, Place, Reserved
+    from orchestrator.core.placement_slots import Island, Place, PlaceReservation
 
     gang, old = job(w, "gang", 50.0, 9), job(w, "old", 0.1, 1)
-    kept = Reserved(Place(0, Island("cpu", "cpu", "cpu", "cpu"), 1), until_s=2e6)
-    seen = world(w, [old, gang], 20 * HOUR_S, memory=Memory(reserved={"gang": kept}))
+    kept = PlaceReservation(Place(0, Island("cpu", "cpu", "cpu", "cpu"), 1), until_s=2e6)
+    seen = world(w, [old, gang], 20 * HOUR_S, memory=PlanMemory(reserved={"gang": kept}))
     assert [start.job for start in plan(seen).start] == ["gang"]
-    assert [start.job for start in plan(replace(seen, memory=Memory())).start] == ["old"]
+    assert [start.job for start in plan(replace(seen, memory=PlanMemory())).start] == ["old"]
 
 
 def test_devices_that_no_chosen_job_takes_are_not_kept_from_equals(w):

@@ -8,7 +8,7 @@ from orchestrator.core import roofline
 from orchestrator.core.explain import explain
 from orchestrator.core.model import Progress
 from orchestrator.core.plan import plan
-from orchestrator.core.remaining_time import Known, is_known
+from orchestrator.core.remaining_time import Evidence, is_known
 from orchestrator.core.throughput import Estimated, Measured, Throughput
 
 MEASURED = {"nvidia:A100-80GB": 1000, "nvidia:P100-16GB": 300, "tpu:v5e": 9000, "cpu": 1}
@@ -157,7 +157,7 @@ def test_an_estimate_is_of_the_fastest_kind_that_was_measured_and_has_an_interva
 def test_a_move_is_never_made_for_an_estimate(w):
     guess = {("digits", "train", "nvidia:H100-80GB", "fp32"): Estimated(9000, 7000, 12_000, "sample", 14)}
     job = w.job("j", w.want("any"), workload="digits")
-    told = Known(replace(table(v5e=5000), estimates=guess), Progress(10, 100, rates={("tpu:v5e", 1): 1.0}))
+    told = Evidence(replace(table(v5e=5000), estimates=guess), Progress(10, 100, rates={("tpu:v5e", 1): 1.0}))
     assert is_known(job, "tpu:v5e", told)
     assert not is_known(job, "nvidia:H100-80GB", told)
 

@@ -18,7 +18,7 @@ def test_a_node_whose_attempts_are_fenced_off_gets_no_new_work(c, w):
     c.run(w.job("j", w.want("cpu")))
     _, commands = c.tick(timing.NODE_SILENT_S + 0.1)
     assert [x.epoch for x in commands if hasattr(x, "lower")] == [2]
-    assert nodes.closed(c.control.nodes["a"], {}, c.s) == "node a has not answered for 7 s"
+    assert nodes.closed_reason(c.control.nodes["a"], {}, c.s) == "node a has not answered for 7 s"
     c.submit(w.job("next", w.want("cpu")))
     assert c.tick(0.5)[0] == []
 
@@ -28,21 +28,21 @@ def test_one_limit_says_that_a_node_is_silent():
 
 
 def test_an_agent_that_hangs_is_started_again_before_its_node_counts_as_silent():
-    assert controller.WATCH_S + 1.0 < membership.HUNG_S < timing.NODE_SILENT_S
-    assert membership.HUNG_S + 3.0 < LEASE_S, "the next one renews the leases in time"
+    assert controller.POLL_S + 1.0 < membership.AGENT_HUNG_S < timing.NODE_SILENT_S
+    assert membership.AGENT_HUNG_S + 3.0 < LEASE_S, "the next one renews the leases in time"
 
 
 def test_a_lost_node_is_replaced_within_twenty_seconds():
-    assert timing.NODE_SILENT_S + LEASE_S + timing.LEASE_MARGIN_S + 2 * step_batch.TURN_S <= 20.0
+    assert timing.NODE_SILENT_S + LEASE_S + timing.LEASE_MARGIN_S + 2 * step_batch.CYCLE_S <= 20.0
 
 
 def test_an_agent_has_killed_a_supervisor_that_was_stopped_before_its_part_counts_as_ended():
-    looks_s = attempt.LOOK_FOR_SUPERVISOR_S + 0.5  # what it then has to do
+    looks_s = attempt.CHECK_SUPERVISOR_EVERY_S + 0.5  # what it then has to do
     assert supervisor_handle.LEASE_MARGIN_S + looks_s < timing.LEASE_MARGIN_S
 
 
 def test_a_supervisor_looks_at_its_lease_before_its_agent_kills_it():
-    assert supervisor.LOOK_EVERY_S < supervisor_handle.LEASE_MARGIN_S
+    assert supervisor.CHECK_EVERY_S < supervisor_handle.LEASE_MARGIN_S
 
 
 @pytest.mark.parametrize("lease_s", [timing.MIN_LEASE_S, LEASE_S])
@@ -55,7 +55,7 @@ def test_a_fence_is_read_in_time_to_renew_a_lease_while_the_server_is_silent(lea
 
 def test_an_attempt_of_the_shortest_lease_is_started_and_renewed_before_that_ends():
     """It counts from when the fence was asked for."""
-    assert fence.STORE_LIMIT_S + 2 * BUSY_S < timing.MIN_LEASE_S
+    assert fence.STORE_TIMEOUT_S + 2 * BUSY_S < timing.MIN_LEASE_S
 
 
 def test_a_shorter_lease_could_not_be_renewed_in_time():

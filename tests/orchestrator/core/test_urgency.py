@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.explain import explain
-from orchestrator.core.model import Declared
+from orchestrator.core.model import DeclaredWork
 from orchestrator.core.plan import plan
-from orchestrator.core.urgency import MOST, urgency
+from orchestrator.core.urgency import MAX_WEIGHT, urgency
 
-HOUR = Declared(hours=1.0, on="nvidia:H100-80GB")
+HOUR = DeclaredWork(hours=1.0, on="nvidia:H100-80GB")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def first(w):
 
 def test_a_job_counts_more_the_less_slack_it_has_and_nothing_more_once_it_is_late(w):
     counts = [urgency(w.job("j", deadline_s=at_s), 0.0, 3600.0) for at_s in (1e9, 1e5, 1e4, 5000.0, 3600.0)]
-    assert counts == sorted(counts) and counts[0] == pytest.approx(1.0, abs=0.001) and counts[-1] == MOST
+    assert counts == sorted(counts) and counts[0] == pytest.approx(1.0, abs=0.001) and counts[-1] == MAX_WEIGHT
     assert urgency(w.job("j", deadline_s=3599.0), 0.0, 3600.0) == 1.0
     assert urgency(w.job("j"), 0.0, 3600.0) == urgency(w.job("j", deadline_s=9.0), 0.0, float("inf")) == 1.0
 

@@ -6,7 +6,7 @@ from orchestrator.core.fold import Record
 from orchestrator.core.model import Plan
 from orchestrator.core.placement_options import summary
 from orchestrator.core.plan import plan
-from orchestrator.core.waiting_queue import Line
+from orchestrator.core.waiting_queue import WaitingQueue
 
 
 def test_what_holds_for_the_whole_fleet_stands_alone(w):
@@ -31,7 +31,7 @@ def test_jobs_that_wait_for_the_same_devices_count_those_ahead_and_no_others(w):
         for name, (kind, priority, number) in wants.items()
     ]
     decided = plan(w.snapshot(fleet, waiting))
-    line = Line(decided, {job.id: Record(job) for job in waiting})
+    line = WaitingQueue(decided, {job.id: Record(job) for job in waiting})
     cpu = "waits for 1 device on cpu-0/cpu"
     assert {job.id: line.waiting_reason(job) for job in waiting} == {
         "late": cpu,
@@ -39,7 +39,7 @@ def test_jobs_that_wait_for_the_same_devices_count_those_ahead_and_no_others(w):
         "two": f"{cpu}; 2 jobs that wait for the same are ahead of it",
         "gpu": "waits for 1 device on a/nvidia:H100-80GB",
     }
-    assert Line(Plan(), {}).waiting_reason(waiting[0]) == ""
+    assert WaitingQueue(Plan(), {}).waiting_reason(waiting[0]) == ""
 
 
 def test_devices_that_the_job_asks_for_come_before_those_of_other_pools(w):

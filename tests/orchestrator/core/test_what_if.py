@@ -2,7 +2,7 @@ import pytest
 
 from cluster.errors import SpecError
 from orchestrator.core.model import Running
-from orchestrator.core.what_if import Other, what_if
+from orchestrator.core.what_if import OtherJob, what_if
 
 
 def asked(w, job, fleet, *texts, jobs=(), running=(), records=()):
@@ -40,7 +40,7 @@ def test_for_whom_else_it_would_change_something_is_told(w):
     job = w.job("j", w.want("nvidia"))
     found = asked(w, job, fleet, "+2 nvidia", jobs=[job, waits])
     assert found.explanation.would_start is not None
-    assert found.others == (Other("waits", "would start on new-1/nvidia:H100-80GB"),)
+    assert found.others == (OtherJob("waits", "would start on new-1/nvidia:H100-80GB"),)
 
 
 def test_a_pool_that_is_down_stops_its_attempts_which_start_again_elsewhere_or_wait(w):
@@ -53,11 +53,11 @@ def test_a_pool_that_is_down_stops_its_attempts_which_start_again_elsewhere_or_w
     job = w.job("j", w.want("cpu"))
     found = asked(w, job, [*fleet, w.cpu()], "pool h100 down", running=running, records=[first, second])
     assert found.changes == ("pool h100 is down",)
-    assert found.others == (Other("first", "would stop, and start again on b/nvidia:H100-80GB"),)
+    assert found.others == (OtherJob("first", "would stop, and start again on b/nvidia:H100-80GB"),)
     found = asked(
         w, job, [*fleet, w.cpu()], "pool h100 down", "pool other down", running=running, records=[first, second]
     )
-    assert found.others == (Other("first", "would stop, and wait"), Other("second", "would stop, and wait"))
+    assert found.others == (OtherJob("first", "would stop, and wait"), OtherJob("second", "would stop, and wait"))
 
 
 def test_a_node_that_is_up_again_takes_jobs(w):

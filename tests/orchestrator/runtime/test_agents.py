@@ -7,7 +7,7 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.core.messages import AgentDied, AgentMade
+from orchestrator.core.messages import AgentDied, AgentStarted
 from orchestrator.runtime import actors, agents
 from orchestrator.runtime.agents import Agents
 
@@ -30,7 +30,7 @@ class RecordedRay:
 @pytest.fixture
 def ray(monkeypatch):
     recorded = RecordedRay()
-    monkeypatch.setattr(actors, "make", recorded.make)
+    monkeypatch.setattr(actors, "start_agent", recorded.make)
     yield recorded
     recorded.answers.set()
 
@@ -40,7 +40,7 @@ def test_an_agent_that_was_made_is_told_and_watched(ray):
     agents = Agents(told.append)
     agents.start("a", "ray-1")
     ray.answers.set()
-    wait_for(lambda: told == [AgentMade("a", "ray-1")])
+    wait_for(lambda: told == [AgentStarted("a", "ray-1")])
     assert agents.idle_agents() == ["a"]
 
 
@@ -50,7 +50,7 @@ def test_an_agent_that_takes_long_to_make_is_made_once_however_often_it_is_asked
     for _ in range(5):
         agents.start("a", "ray-1")
     ray.answers.set()
-    wait_for(lambda: told == [AgentMade("a", "ray-1")])
+    wait_for(lambda: told == [AgentStarted("a", "ray-1")])
     agents.start("a", "ray-1")
     wait_for(lambda: len(told) == 2)
     assert ray.made == ["ray-1", "ray-1"]
@@ -75,7 +75,7 @@ def test_an_agent_whose_node_got_another_name_while_it_was_made_is_watched_by_th
     agents.start("a", "ray-1")
     ray.answers.set()
     wait_for(lambda: len(ray.made) == 2 and told)
-    assert told == [AgentMade("a", "ray-1")]
+    assert told == [AgentStarted("a", "ray-1")]
     assert agents.idle_agents() == ["a"]
 
 
@@ -88,7 +88,7 @@ def test_a_late_agent_of_the_node_before_does_not_replace_that_of_the_node_that_
     ray.answers.set()
     wait_for(lambda: len(ray.made) == 2 and told)
     agents.unwatch("a", "ray-1")
-    assert told == [AgentMade("a", "ray-2")] and agents.idle_agents() == ["a"]
+    assert told == [AgentStarted("a", "ray-2")] and agents.idle_agents() == ["a"]
 
 
 class Failing:
@@ -113,8 +113,8 @@ class Failing:
 @pytest.mark.parametrize(("rest_s", "soon"), [(PATIENCE_S, False), (0.05, True)])
 def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, soon):
     actor, told = Failing(FleetError("the actor restarts")), []
-    monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: actor)
-    monkeypatch.setattr(agents, "REST_S", rest_s)
+    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: actor)
+    monkeypatch.setattr(agents, "PAUSE_AFTER_FAILURE_S", rest_s)
     watched = Agents(told.append)
     watched.start("a", "ray-1")
     wait_for(lambda: told)
@@ -131,9 +131,9 @@ def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypa
 
     told, repaired = [], []
     actor = Failing(ActorUnavailableError("it restarts", None))
-    monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: actor)
-    monkeypatch.setattr(actors, "end_hung", lambda actor, facts: None)
-    monkeypatch.setattr(agents, "REST_S", 0.0)
+    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: actor)
+    monkeypatch.setattr(actors, "restart_hung_actor", lambda actor, facts: None)
+    monkeypatch.setattr(agents, "PAUSE_AFTER_FAILURE_S", 0.0)
     watched = Agents(told.append, lambda node, said: repaired.append(said))
     watched.start("a", "ray-1")
     wait_for(lambda: told)

@@ -7,7 +7,7 @@ import pytest
 from cluster.errors import UserError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
-from orchestrator.runtime.bandwidth_limit import Pace, Pacer, copy_bytes_per_s
+from orchestrator.runtime.bandwidth_limit import Pacer, RateLimit, copy_bytes_per_s
 
 MB = 10**6
 
@@ -56,7 +56,7 @@ def machines(recorded):
 def test_what_one_machine_sends_and_receives_keeps_to_the_limit_together(machines):
     a, b, c, _ = machines
     time = Time()
-    pace = Pace(MB, time.now, time.sleep)
+    pace = RateLimit(MB, time.now, time.sleep)
     pace.wait(a, b, 2 * MB)
     assert time.now_s == 100.0
     pace.wait(c, a, MB)
@@ -67,6 +67,6 @@ def test_what_one_machine_sends_and_receives_keeps_to_the_limit_together(machine
 
 def test_nothing_waits_within_one_machine_or_without_a_limit(machines):
     a, b, _, beside = machines
-    for pace, source, target in ((Pace(MB), a, beside), (Pace(None), a, b), (Pace(MB), a, None)):
+    for pace, source, target in ((RateLimit(MB), a, beside), (RateLimit(None), a, b), (RateLimit(MB), a, None)):
         for _ in range(3):
             pace.wait(source, target, 1 << 40)

@@ -11,7 +11,7 @@ import pytest
 from patience import wait_for
 
 import orchestrator
-from cluster.archive_unpack import Contents
+from cluster.archive_unpack import ArchiveContents
 from cluster.errors import Conflict, FleetError, SpecError
 from cluster.types import Device, NodeFacts
 from orchestrator.benchmark.throughput import RateTable
@@ -23,7 +23,7 @@ from orchestrator.limits import TooManyJobs
 from orchestrator.runtime import benchmark_run
 from orchestrator.runtime.benchmark_run import outcome
 from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.runtime.pending_request import Busy
+from orchestrator.runtime.pending_request import ControllerBusy
 from orchestrator.store.event_store import EventStore
 from orchestrator.store.idempotency import StoredResponse
 
@@ -46,7 +46,7 @@ def lines(store):
 @pytest.fixture
 def quick(monkeypatch):
     """What is tried again is tried again at once."""
-    monkeypatch.setattr(benchmark_run, "AGAIN_S", 0.01)
+    monkeypatch.setattr(benchmark_run, "RETRY_S", 0.01)
 
 
 class Fleet:
@@ -73,7 +73,7 @@ class Fleet:
 
 
 def contents(package):
-    return Contents([], package)
+    return ArchiveContents([], package)
 
 
 def _agent(pool, kind):
@@ -178,7 +178,7 @@ def test_a_run_begun_by_a_server_that_was_killed_amid_it_is_the_same_run_with_al
     store = EventStore(url)
     fleet = Fleet(store)
     runs = fleet.runs()
-    runs.take_up()
+    runs.resume()
     wait_for(lambda: len(fleet.submitted) == 2)
     again = runs.begin(REQUEST, "", "key")
     assert [view["run"] for view in runs.views()] == [again["run"]]
@@ -290,7 +290,7 @@ def test_the_jobs_of_a_run_that_ends_are_cancelled_again_until_the_server_has_ta
     def cancel(job):
         if busy:
             busy.pop()
-            raise Busy("the server has not got to it within 5 s")
+            raise ControllerBusy("the server has not got to it within 5 s")
         return fleet.cancel(job)
 
     runs = Benchmarks(store.benchmarks, fleet.jobs, fleet, fleet.submit, cancel, contents)

@@ -11,7 +11,7 @@ from orchestrator.benchmark.round_runner import SessionEnded
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.runtime.benchmark_target import FleetColumn
+from orchestrator.runtime.benchmark_target import FleetTarget
 from workers.benchmark.session_server import ADDRESS, request, serve
 
 HANG_S = 120.0
@@ -67,7 +67,7 @@ def session(tmp_path):
 
 def test_a_call_amid_which_the_agent_was_killed_is_made_again_in_the_same_session(tmp_path, session, jobs):
     opened, agents = [], Agents(tmp_path)
-    column = FleetColumn("c", 0, "j", jobs, agents, opened.append)
+    column = FleetTarget("c", 0, "j", jobs, agents, opened.append)
     column.open()
     agents.killed = ["block"]
     assert column.call({"do": "run"}, HANG_S)["said"] == "block"
@@ -77,7 +77,7 @@ def test_a_call_amid_which_the_agent_was_killed_is_made_again_in_the_same_sessio
 
 def test_a_call_amid_which_the_agent_is_killed_twice_is_given_up_and_the_next_one_is_answered(tmp_path, session, jobs):
     agents = Agents(tmp_path)
-    column = FleetColumn("c", 0, "j", jobs, agents, lambda column: None)
+    column = FleetTarget("c", 0, "j", jobs, agents, lambda column: None)
     column.open()
     agents.killed = ["open", "open"]
     with pytest.raises(SessionEnded, match="its agent has ended"):
@@ -88,7 +88,7 @@ def test_a_call_amid_which_the_agent_is_killed_twice_is_given_up_and_the_next_on
 def test_a_session_that_was_started_anew_has_nothing_open(tmp_path, session, jobs):
     """Its attempt ends amid the call, and the next one runs."""
     opened, agents = [], Agents(tmp_path)
-    column = FleetColumn("c", 0, "j", jobs, agents, opened.append)
+    column = FleetTarget("c", 0, "j", jobs, agents, opened.append)
     column.open()
     first = jobs["j"]
     after = Attempt(2, 0, "cpu", "cpu", (("a/cpu", (0,)),), 0.0)

@@ -264,7 +264,7 @@ def test_histories_are_read_again_after_a_store_that_could_not_be_read(url, monk
     store, told, failures = EventStore(url), [], [FleetError("the store is locked")]
     jobs = Jobs(store)
     check = jobs.check_histories
-    monkeypatch.setattr(cleanup, "CHECKED_AGAIN_S", 0.01)
+    monkeypatch.setattr(cleanup, "CHECK_RETRY_S", 0.01)
     monkeypatch.setattr(jobs, "check_histories", lambda pause: failing(failures) or check(pause))
     thread = Housekeeping(jobs, store, lambda places: places, None, lambda job, why: told.append(job))
     thread.start()

@@ -16,14 +16,14 @@ from orchestrator.core import messages as m
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors, command_executor, fences, ray_calls, reservations
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import Packages
-from orchestrator.runtime.command_executor import LAUNCHES, Carrier
+from orchestrator.runtime.code_archives import ServerCodeArchives
+from orchestrator.runtime.command_executor import LAUNCHES, CommandExecutor
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.kept_logs import KeptLogs
+from orchestrator.runtime.kept_logs import LogCopies
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.log_preservation import Keeping
+from orchestrator.runtime.log_preservation import LogPreservation
 from orchestrator.runtime.ray_calls import RAY
 from orchestrator.store.event_store import EventStore
 
@@ -77,7 +77,7 @@ class RecordedHead:
 @pytest.fixture
 def head(monkeypatch):
     head = RecordedHead()
-    monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: RecordedActor())
+    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: RecordedActor())
     monkeypatch.setattr(reservations, "_find", head.find)
     monkeypatch.setattr(fences, "_read", head.read)
     monkeypatch.setattr(fences, "_write", head.write)
@@ -99,13 +99,13 @@ def carrier(head, told, tmp_path):
     agents = Agents(told.put)
     agents.nodes = {"a": Node("a", "ray-a", 0.0)}
     agents.start("a", "ray-a")
-    assert told.get(timeout=PATIENCE_S) == m.AgentMade("a", "ray-a")
+    assert told.get(timeout=PATIENCE_S) == m.AgentStarted("a", "ray-a")
     checkpoints = CheckpointService(agents)
     data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
-    launcher = Launcher(agents, Packages(tmp_path / "packages"), checkpoints, data)
+    launcher = Launcher(agents, ServerCodeArchives(tmp_path / "packages"), checkpoints, data)
     jobs = Jobs(store)
-    keeping = Keeping(KeptLogs(tmp_path / "kept", agents), agents, jobs)
-    carrier = Carrier(agents, launcher, store, jobs, told.put, keeping)
+    keeping = LogPreservation(LogCopies(tmp_path / "kept", agents), agents, jobs)
+    carrier = CommandExecutor(agents, launcher, store, jobs, told.put, keeping)
     yield carrier
     carrier.close()
     store.close()
@@ -117,21 +117,21 @@ def launch(number, place):
 
 def test_stops_and_fences_pass_while_every_launch_hangs(carrier, head, told):
     for number in range(LAUNCHES + 1):
-        carrier.carry(launch(number, f"place-{number}"))
+        carrier.execute(launch(number, f"place-{number}"))
     wait_for(lambda: len(RAY._calls) == LAUNCHES)
-    carrier.carry(c.Stop("a", "other", 1, "cancel"))
-    assert told.get(timeout=PATIENCE_S) == m.Stopped("a", "other", 1, "cancel")
-    carrier.carry(c.Fence("other", 2, requested_s=7.0))
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("other", 2, 2, requested_s=7.0)
+    carrier.execute(c.Stop("a", "other", 1, "cancel"))
+    assert told.get(timeout=PATIENCE_S) == m.StopAnswered("a", "other", 1, "cancel")
+    carrier.execute(c.Fence("other", 2, requested_s=7.0))
+    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("other", 2, 2, requested_s=7.0)
 
 
 def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, told):
     """As when the head is frozen, and the silent node answers before it goes on."""
     head.stands["job"] = 1
     thawed = head.freeze("job")
-    carrier.carry(c.Fence("job", 2, requested_s=1.0))
+    carrier.execute(c.Fence("job", 2, requested_s=1.0))
     wait_for(lambda: head.reads)
-    carrier.carry(c.Fence("job", 1, lower=True))
+    carrier.execute(c.Fence("job", 1, lower=True))
     end = time.monotonic() + 0.3
     while len(head.reads) < 2 and time.monotonic() < end:  # the lower is to wait
         time.sleep(0.002)
@@ -144,50 +144,50 @@ def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, tol
 def test_of_the_raises_that_wait_for_a_late_one_the_newest_is_made(carrier, head, told):
     """One is commanded every few seconds, as long as there is no answer."""
     thawed = head.freeze("job")
-    carrier.carry(c.Fence("job", 2, requested_s=0.0))
+    carrier.execute(c.Fence("job", 2, requested_s=0.0))
     wait_for(lambda: head.reads)
     for asked_s in (3.0, 6.0, 9.0):
-        carrier.carry(c.Fence("job", 2, requested_s=asked_s))
+        carrier.execute(c.Fence("job", 2, requested_s=asked_s))
     for asked_s in (3.0, 6.0):
         replaced = told.get(timeout=PATIENCE_S)
-        assert (replaced.asked_s, replaced.stands) == (asked_s, 0) and "has not answered yet" in replaced.error
+        assert (replaced.requested_s, replaced.stands) == (asked_s, 0) and "has not answered yet" in replaced.error
     assert len(RAY._calls) == 1
     thawed.set()
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2, requested_s=0.0)
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2, requested_s=9.0)
+    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2, requested_s=0.0)
+    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2, requested_s=9.0)
     assert head.reads == ["job", "job"]
 
 
 def test_the_fence_of_a_job_does_not_wait_for_that_of_another(carrier, head, told):
     head.freeze("frozen")
-    carrier.carry(c.Fence("frozen", 2))
+    carrier.execute(c.Fence("frozen", 2))
     wait_for(lambda: head.reads)
-    carrier.carry(c.Fence("other", 2))
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("other", 2, 2)
+    carrier.execute(c.Fence("other", 2))
+    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("other", 2, 2)
 
 
 def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, head, told, monkeypatch):
     monkeypatch.setattr(fences, "LIMIT_S", 0.05)
     thawed = head.freeze("job")
-    carrier.carry(c.Fence("job", 2))
+    carrier.execute(c.Fence("job", 2))
     wait_for(lambda: head.reads)
     with pytest.raises(FleetError, match="has not answered yet"):
-        fences.take("job", 9, ours=False)
+        fences.acquire("job", 9, ours=False)
     thawed.set()
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2)
-    assert fences.take("job", 3, ours=False) == 0
-    assert fences.take("job", 3, ours=False) == 3 == head.stands["job"]
+    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2)
+    assert fences.acquire("job", 3, ours=False) == 0
+    assert fences.acquire("job", 3, ours=False) == 3 == head.stands["job"]
 
 
 def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, head, told, monkeypatch):
     thawed = head.freeze("job")
-    carrier.carry(c.Fence("job", 2))
+    carrier.execute(c.Fence("job", 2))
     wait_for(lambda: head.reads)
-    carrier.carry(c.Fence("job", 2))
+    carrier.execute(c.Fence("job", 2))
     RAY.abandon()
     assert all("was left" in told.get(timeout=PATIENCE_S).error for _ in range(2))
-    carrier.carry(c.Fence("job", 1))
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 1, 1)
+    carrier.execute(c.Fence("job", 1))
+    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 1, 1)
     thawed.set()
     head.stopped["job"].join(PATIENCE_S)
     assert not head.stopped["job"].is_alive()
@@ -195,28 +195,28 @@ def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, 
 
 
 def test_what_waits_for_devices_that_another_call_holds_is_told_and_commanded_again(carrier, head, told, monkeypatch):
-    monkeypatch.setattr(command_executor, "PLACE_S", 0.05)
-    carrier.carry(launch(1, "place"))
+    monkeypatch.setattr(command_executor, "DEVICES_LOCK_S", 0.05)
+    carrier.execute(launch(1, "place"))
     wait_for(lambda: len(RAY._calls) == 1)
-    carrier.carry(c.Release("place"))
+    carrier.execute(c.Release("place"))
     released = told.get(timeout=PATIENCE_S)
     assert released.place == "place" and "being reserved or released" in released.error
-    carrier.carry(launch(2, "place"))
+    carrier.execute(launch(2, "place"))
     failed = told.get(timeout=PATIENCE_S)
     assert (failed.job, failed.kind, failed.nodes) == ("job-2", "launch", ())
 
 
 def test_devices_can_be_used_again_once_their_cluster_was_left(carrier, head, told):
     """The head that did not answer is gone: whoever waited for it holds nothing any more."""
-    carrier.carry(launch(1, "place"))
+    carrier.execute(launch(1, "place"))
     wait_for(lambda: len(RAY._calls) == 1)
     RAY.abandon()
     failed = told.get(timeout=PATIENCE_S)
     assert failed.job == "job-1" and "the cluster was left" in failed.message
     head.answers.set()
-    carrier.carry(launch(2, "place"))
+    carrier.execute(launch(2, "place"))
     assert told.get(timeout=PATIENCE_S).message == "the test has ended"
 
 
 def test_ray_has_threads_left_while_every_launch_hangs():
-    assert ray_calls.MOST_THREADS > LAUNCHES + command_executor.RELEASES
+    assert ray_calls.MAX_THREADS > LAUNCHES + command_executor.RELEASES

@@ -51,7 +51,7 @@ def test_fences_of_two_fleets_for_a_job_of_one_name_are_apart(homes):
     homes("mine")
     assert raised("job", 3) == 3, "the other's is higher, and says nothing of this job"
     assert (my_agent._fences.epoch("job"), other_agent._fences.epoch("job")) == (3, 9)
-    fences.forget("job")
+    fences.remove("job")
     assert (my_agent._fences.epoch("job"), other_agent._fences.epoch("job")) == (0, 9)
     assert list(homes.store.values) == [f"polyfleet/{other}/fence/job"]
 

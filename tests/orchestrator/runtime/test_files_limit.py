@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.runtime.files_limit import FilesLimit, chosen, keep_files_bytes
+from orchestrator.runtime.files_limit import FilesLimit, keep_files_bytes, select_jobs
 
 WRITE = "import os, pathlib; pathlib.Path(os.environ['POLYFLEET_OUTPUT_DIR'], 'f').write_text('x' * 1000)"
 
@@ -17,10 +17,10 @@ def spec(code=WRITE):
 def test_those_that_ended_longest_ago_go_first_until_the_rest_is_within_the_limit():
     sizes = {"old": 40, "runs": 50, "new": 30, "older": 10}
     ended_s = {"new": 300.0, "old": 200.0, "older": 100.0}
-    assert chosen(sizes, ended_s, 130) == []
-    assert chosen(sizes, ended_s, 125) == ["older"]
-    assert chosen(sizes, ended_s, 80) == ["older", "old"]
-    assert chosen(sizes, ended_s, 10) == ["older", "old", "new"]
+    assert select_jobs(sizes, ended_s, 130) == []
+    assert select_jobs(sizes, ended_s, 125) == ["older"]
+    assert select_jobs(sizes, ended_s, 80) == ["older", "old"]
+    assert select_jobs(sizes, ended_s, 10) == ["older", "old", "new"]
 
 
 @pytest.mark.parametrize(("text", "most"), [("", None), ("forever", None), ("500GB", 500 * 10**9), ("1MiB", 1 << 20)])

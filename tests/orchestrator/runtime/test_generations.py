@@ -59,7 +59,7 @@ def test_a_server_that_is_taken_over_does_nothing_more_and_says_why(servers, cop
     assert older.job(waiting)["state"] == "PENDING"
     assert "has taken over" in older.job(waiting)["reason"]
     assert not newer.runtime.trouble and obeyed(fleet) == {generation} and older.agents.generation == counted
-    assert older.agents.unwatched() == [], "it asks no node for anything"
+    assert older.agents.idle_agents() == [], "it asks no node for anything"
     assert repair._closing.is_set(), "nor does it start nodes again"
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from cluster.types import Finding
 from orchestrator.core.leaked_devices import Leak
-from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen, findings
+from orchestrator.runtime.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth, findings
 from orchestrator.runtime.ray_calls import Blocked
 
-WELL = Seen(
-    ControllerSeen(0.4, "waiting for messages"),
-    StoreSeen("/home/polyfleet.db", size_bytes=1 << 20, free_bytes=10 << 30),
-    nodes=(NodeSeen("cpu-0", "", True, 1.9),),
+WELL = HealthSnapshot(
+    ControllerHealth(0.4, "waiting for messages"),
+    StoreHealth("/home/polyfleet.db", size_bytes=1 << 20, free_bytes=10 << 30),
+    nodes=(NodeHealth("cpu-0", "", True, 1.9),),
 )
 
 
@@ -38,14 +38,14 @@ def test_a_server_whose_fleet_has_another_is_told_nothing_but_that():
 
 
 def test_a_controller_that_stands_still_is_told_with_its_age_and_what_it_does():
-    stuck = replace(WELL, controller=ControllerSeen(42.0, "placing jobs"))
+    stuck = replace(WELL, controller=ControllerHealth(42.0, "placing jobs"))
     assert said(stuck) == [
         ("", "error", "controller", "the controller has not finished a cycle for 42 s: placing jobs")
     ]
 
 
 def test_turns_that_fail_again_and_again_are_told():
-    failing = replace(WELL, controller=ControllerSeen(0.3, "placing jobs", "KeyError('x')", 17))
+    failing = replace(WELL, controller=ControllerHealth(0.3, "placing jobs", "KeyError('x')", 17))
     assert said(failing) == [("", "error", "controller", "the last 17 cycles failed: KeyError('x')")]
 
 
@@ -65,11 +65,11 @@ def test_calls_into_ray_that_wait_are_named_with_their_age():
 
 def test_lost_and_silent_nodes_are_told_starting_ones_get_their_time():
     nodes = (
-        NodeSeen("a", "Ray reports the node dead", True, 60.0),
-        NodeSeen("b", "", True, 11.0),
-        NodeSeen("c", "", False, 11.0),
-        NodeSeen("d", "", False, 61.0),
-        NodeSeen("e", "", True, 1.0),
+        NodeHealth("a", "Ray reports the node dead", True, 60.0),
+        NodeHealth("b", "", True, 11.0),
+        NodeHealth("c", "", False, 11.0),
+        NodeHealth("d", "", False, 61.0),
+        NodeHealth("e", "", True, 1.0),
     )
     assert said(replace(WELL, nodes=nodes)) == [
         ("a", "error", "node", "lost: Ray reports the node dead"),
@@ -79,20 +79,20 @@ def test_lost_and_silent_nodes_are_told_starting_ones_get_their_time():
 
 
 def test_who_has_to_start_a_lost_node_again_depends_on_whose_it_is():
-    lost = replace(WELL, nodes=(NodeSeen("a", "dead", True, 9.0),))
+    lost = replace(WELL, nodes=(NodeHealth("a", "dead", True, 9.0),))
     [(_, ours)], [(_, theirs)] = findings(lost), findings(replace(lost, repairing=False))
     assert "the server" in ours.remedy and "polyfleet up" in theirs.remedy
 
 
 def test_a_node_that_can_have_no_agent_says_what_it_lacks_and_how_it_gets_that():
     why = "its agent cannot start: No module named 'psutil'"
-    [(node, told)] = findings(replace(WELL, nodes=(NodeSeen("a", why, False, 90.0, unmade=why),)))
+    [(node, told)] = findings(replace(WELL, nodes=(NodeHealth("a", why, False, 90.0, unmade=why),)))
     assert (node, told.level, told.message) == ("a", "error", why)
     assert told.remedy.startswith("install polyfleet in the Python of that Ray node")
 
 
 def test_attempts_that_the_database_does_not_know_are_an_error_that_says_how_to_go_on():
-    nodes = (NodeSeen("a", "", True, 1.0, ("j.1.0",)), NodeSeen("b", "", True, 1.0, ("k.2.0", "k.2.1")))
+    nodes = (NodeHealth("a", "", True, 1.0, ("j.1.0",)), NodeHealth("b", "", True, 1.0, ("k.2.0", "k.2.1")))
     [(_, told)] = findings(replace(WELL, nodes=nodes, replaced=True))
     assert told == Finding(
         "error",
@@ -105,7 +105,9 @@ def test_attempts_that_the_database_does_not_know_are_an_error_that_says_how_to_
 
 
 def test_the_store_tells_of_its_last_write_its_room_and_its_damaged_rows():
-    store = StoreSeen("/p.db", "the disk is full", 7.0, 3 << 20, 100 << 20, tuple(f"row {n}" for n in range(9)), 12, 4)
+    store = StoreHealth(
+        "/p.db", "the disk is full", 7.0, 3 << 20, 100 << 20, tuple(f"row {n}" for n in range(9)), 12, 4
+    )
     told = said(replace(WELL, store=store))
     assert [level for _, level, _, _ in told] == ["error"] * 7 + ["warning", "info"]
     assert told[0][3] == "its last write failed 7 s ago: the disk is full"

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
-from orchestrator.runtime.histories import LAST, Histories
+from orchestrator.runtime.histories import MEDIAN_OF, Histories
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.event_store import EventStore
 
@@ -55,10 +55,10 @@ def test_the_median_of_what_succeeded_counts_at_a_start_and_as_more_jobs_end(sto
 
 def test_only_the_last_jobs_of_a_workload_count(jobs):
     histories = Histories(jobs)
-    for number in range(LAST + 1):
+    for number in range(MEDIAN_OF + 1):
         ran(jobs, f"old-{number}", 1000.0)
     histories.newest()
-    for number in range(LAST):
+    for number in range(MEDIAN_OF):
         ran(jobs, f"new-{number}", 1.0)
     assert histories.newest().rows == {("gpt2", "train"): {"cpu": 2.0}}
 

@@ -5,9 +5,9 @@ import pytest
 from cluster.errors import NotFound
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.runtime.jobs import Jobs, NotStored
+from orchestrator.runtime.jobs import Jobs, StoreUnavailable
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.job_cache import ENDED_KEPT, EventIgnored
+from orchestrator.store.job_cache import MAX_ENDED, InvalidEvent
 
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
 
@@ -117,14 +117,14 @@ def test_a_prefix_of_very_many_is_told_with_the_first_few(jobs):
 
 
 def test_ended_jobs_are_read_again_once_memory_has_others(jobs):
-    names = [f"j{n:05}" for n in range(ENDED_KEPT + 5)]
+    names = [f"j{n:05}" for n in range(MAX_ENDED + 5)]
     for start in range(0, len(names), 1000):
         submit(jobs, *names[start : start + 1000])
         cancel(jobs, *names[start : start + 1000])
     assert jobs.open() == []
     assert jobs["j00000"].job.state == "CANCELLED" and jobs["j00000"].reason == "asked"
     assert "j00001" in jobs and "nobody" not in jobs and jobs.get("nobody") is None
-    with pytest.raises(EventIgnored, match="no move for cancelled"):
+    with pytest.raises(InvalidEvent, match="no move for cancelled"):
         cancel(jobs, "j00002")
     with pytest.raises(KeyError):
         jobs["nobody"]
@@ -133,13 +133,13 @@ def test_ended_jobs_are_read_again_once_memory_has_others(jobs):
 def test_a_turn_is_stored_whole_with_numbers_or_not_at_all(jobs, store):
     stored = jobs.commit([submitted(job("j", "a"), {}, 1.0), Event("a", "placed", 1, 2.0, PLACED)])
     assert [e.seq for e in stored] == [1, 2]
-    with pytest.raises(EventIgnored, match="started of epoch 7"):
+    with pytest.raises(InvalidEvent, match="started of epoch 7"):
         jobs.commit([Event("a", "started", 7, 3.0)])
-    with pytest.raises(EventIgnored):
+    with pytest.raises(InvalidEvent):
         jobs.commit([Event("a", "started", 1, 3.0), Event("a", "released", 1, 3.0), Event("a", "started", 1, 3.0)])
     assert jobs["a"].job.state == "STARTING" and store.last_seq == 2
     store.close()
-    with pytest.raises(NotStored, match="the job store is closed"):
+    with pytest.raises(StoreUnavailable, match="the job store is closed"):
         jobs.commit([Event("a", "started", 1, 3.0)])
     assert jobs["a"].job.state == "STARTING"
 

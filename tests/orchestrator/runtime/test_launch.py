@@ -13,7 +13,7 @@ from orchestrator.core.messages import LaunchFailed
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.resume_source import Bringer
+from orchestrator.runtime.resume_source import ResumeSourceFinder
 
 
 class Nodes(Agents):
@@ -38,7 +38,9 @@ def launcher(live, **nodes):
 
 
 def asked(resume_from, node="xla-0"):
-    return Launch("j", 1, (node,), (), ({},), node.partition("-")[0], "place", fence_is_ours=True, resume_from=resume_from)
+    return Launch(
+        "j", 1, (node,), (), ({},), node.partition("-")[0], "place", fence_is_ours=True, resume_from=resume_from
+    )
 
 
 def without(live, node, **changes):
@@ -131,7 +133,7 @@ def brought(live, step=12, patient=False, **nodes):
         "digits", 2, ("xla-0",), (), ({},), "cpu", "place", earlier_pools=("cpu",), waits_for_checkpoint=patient,
         last_checkpoint={"pool": "cpu", "path": "digits/step-000000000012", "step": step},
     )  # fmt: skip
-    return Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
+    return ResumeSourceFinder(agents, CheckpointService(agents)).bring(told, lambda what: None)
 
 
 def test_a_checkpoint_on_the_disk_of_another_node_of_the_pool_is_copied_to_where_the_job_runs(live, checkpoint):
@@ -173,12 +175,12 @@ def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_poo
         "digits", 2, ("xla-0",), (), ({},), "xla", "place", earlier_pools=("far",),
         last_checkpoint={"pool": "far", "path": "digits/step-20", "step": 20, "node": "far-m2"}, replicas=(copy,),
     )  # fmt: skip
-    found = Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
+    found = ResumeSourceFinder(agents, CheckpointService(agents)).bring(told, lambda what: None)
     assert (found.checkpoint["pool"], found.checkpoint["step"]) == ("xla", 12)
     assert found.missed == "the newest checkpoint (step 20) is in pool far, which has no node that is up"
     for waiting in (replace(told, replicas=()), replace(told, waits_for_checkpoint=True)):
         with pytest.raises(FleetError, match="which has no node that is up"):
-            Bringer(agents, CheckpointService(agents)).bring(waiting, lambda what: None)
+            ResumeSourceFinder(agents, CheckpointService(agents)).bring(waiting, lambda what: None)
 
 
 def test_a_checkpoint_is_shown_read_verified_and_copied_from_whichever_disk_of_the_pool_has_it(live, checkpoint):

@@ -8,11 +8,11 @@ import pytest
 from cluster.errors import FleetError
 from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
-from orchestrator.core.messages import AgentMade, Launched, LaunchFailed
+from orchestrator.core.messages import AgentStarted, Launched, LaunchFailed
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import Packages
+from orchestrator.runtime.code_archives import ServerCodeArchives
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.launch import Launcher
@@ -61,19 +61,19 @@ def launcher(gates, monkeypatch, tmp_path):
 
     made = threading.Semaphore(0)
     with ThreadPoolExecutor(len(NODES)) as threads:
-        monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: RecordedActor(ray_id, gates, threads))
-        monkeypatch.setattr(actors, "answer", answer)
+        monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: RecordedActor(ray_id, gates, threads))
+        monkeypatch.setattr(actors, "get_result", answer)
         monkeypatch.setattr(reservations, "reserve", lambda *_: None)
         monkeypatch.setattr(fences, "_read", lambda job: 0)
         monkeypatch.setattr(fences, "_write", lambda job, epoch: None)
-        agents = Agents(lambda told: made.release() if isinstance(told, AgentMade) else None)
+        agents = Agents(lambda told: made.release() if isinstance(told, AgentStarted) else None)
         agents.nodes = {name: Node(name, f"ray-{name}", 0.0) for name in NODES}
         for name in NODES:
             agents.start(name, f"ray-{name}")
             assert made.acquire(timeout=HANG_S)
         checkpoints = CheckpointService(agents)
         data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
-        yield Launcher(agents, Packages(tmp_path / "packages"), checkpoints, data)
+        yield Launcher(agents, ServerCodeArchives(tmp_path / "packages"), checkpoints, data)
         for gate in gates.values():
             gate.abort()
 

@@ -7,7 +7,7 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.runtime.ray_calls import ClusterLeft, Engine
+from orchestrator.runtime.ray_calls import ClusterLeft, RayCalls
 
 PATIENCE_S = 180.0
 
@@ -21,7 +21,7 @@ def head():
 
 
 def test_a_call_returns_and_raises_as_it_would_alone():
-    engine = Engine()
+    engine = RayCalls()
     assert engine.call("add", lambda: 1 + 1, PATIENCE_S) == 2
     with pytest.raises(ZeroDivisionError):
         engine.call("divide", lambda: 1 // 0, PATIENCE_S)
@@ -29,7 +29,7 @@ def test_a_call_returns_and_raises_as_it_would_alone():
 
 
 def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
-    engine, undone = Engine(), []
+    engine, undone = RayCalls(), []
     with pytest.raises(FleetError, match="not answer the request to reserve"):
         engine.call("reserve", lambda: head.wait(PATIENCE_S) and "a group", 0.01, undone.append)
     [late] = engine.blocked()
@@ -40,7 +40,7 @@ def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
 
 
 def test_asking_never_waits_also_when_every_thread_is_blocked(head):
-    engine, answers = Engine(max_threads=2), []
+    engine, answers = RayCalls(max_threads=2), []
     for n in range(5):
         engine.submit(f"call {n}", lambda n=n: head.wait(PATIENCE_S) and n, 0.01, answers.append)
     wait_for(lambda: len(engine.blocked()) == 5)
@@ -51,19 +51,19 @@ def test_asking_never_waits_also_when_every_thread_is_blocked(head):
 
 
 def test_others_go_on_while_one_call_is_blocked(head):
-    engine = Engine(max_threads=2)
+    engine = RayCalls(max_threads=2)
     engine.submit("nodes", lambda: head.wait(PATIENCE_S), 0.01, lambda _: None)
     assert [engine.call("other", lambda n=n: n, PATIENCE_S) for n in range(50)] == list(range(50))
 
 
 def test_an_error_is_an_answer_too():
-    engine, answers = Engine(), []
+    engine, answers = RayCalls(), []
     engine.submit("divide", lambda: 1 // 0, PATIENCE_S, answers.append)
     assert isinstance(wait_for(lambda: answers)[0], ZeroDivisionError)
 
 
 def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_replaced(head):
-    engine, answers = Engine(max_threads=2), []
+    engine, answers = RayCalls(max_threads=2), []
     for _ in range(3):
         engine.submit("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
     wait_for(lambda: engine.exhausted)
@@ -77,7 +77,7 @@ def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_
 
 
 def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
-    engine, told = Engine(), []
+    engine, told = RayCalls(), []
 
     def call():
         try:
@@ -96,9 +96,12 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
 
 def test_a_call_knows_that_its_cluster_was_left(head):
     """What it would still do there could reach the next cluster."""
-    engine, left = Engine(), []
+    engine, left = RayCalls(), []
     engine.submit(
-        "raise a fence", lambda: (left.append(engine.is_left), head.wait(PATIENCE_S), left.append(engine.is_left)), 1.0, str
+        "raise a fence",
+        lambda: (left.append(engine.is_left), head.wait(PATIENCE_S), left.append(engine.is_left)),
+        1.0,
+        str,
     )
     wait_for(lambda: left)
     engine.abandon()

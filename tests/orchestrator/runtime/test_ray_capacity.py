@@ -1,6 +1,6 @@
 import pickle
 
-from orchestrator.runtime.ray_capacity import Held, explained, fits, held, is_withheld, shared
+from orchestrator.runtime.ray_capacity import RayResources, explain_shortage, fits, is_stuck, reserved_by_node, shared
 
 FREE = {"a": {"CPU": 2.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
 
@@ -21,11 +21,11 @@ def test_shares_that_ray_rounds_still_fit():
 
 
 def ray(free, held=None, shared=()):
-    return Held({"a": {"CPU": 2.0}, "b": {"CPU": 2.0}}, free, held or {}, frozenset(shared))
+    return RayResources({"a": {"CPU": 2.0}, "b": {"CPU": 2.0}}, free, held or {}, frozenset(shared))
 
 
 def explain(*told, **more):
-    error = explained([{"CPU": 2.0}, {"CPU": 2.0}], ["a", "b"], ray(*told, **more))
+    error = explain_shortage([{"CPU": 2.0}, {"CPU": 2.0}], ["a", "b"], ray(*told, **more))
     return error.lacking, error.stuck, str(error)
 
 
@@ -48,7 +48,7 @@ def test_where_others_run_something_or_ray_knows_no_node_nobody_knows_who_holds_
 
 
 def test_the_names_of_nodes_replace_their_ids():
-    error = explained([{"CPU": 2.0}], ["a"], ray({"a": {}})).with_names({"a": "left-0"})
+    error = explain_shortage([{"CPU": 2.0}], ["a"], ray({"a": {}})).with_names({"a": "left-0"})
     assert (error.lacking, error.stuck) == (("left-0",), ("left-0",)) and "2 CPU of node left-0" in str(error)
     assert pickle.loads(pickle.dumps(error)).args == error.args
 
@@ -61,20 +61,25 @@ def test_groups_that_are_removed_or_lie_nowhere_hold_nothing():
         {"state": "REMOVED", "bundles": bundles, "bundles_to_node_id": {0: "a", 1: "b"}},
         {"state": "PENDING", "bundles": bundles, "bundles_to_node_id": {0: "", 1: ""}},
     ]
-    assert {node: amounts for node, amounts in held(rows).items() if node} == {"a": {"CPU": 2.5}, "b": {"CPU": 0.5}}
+    assert {node: amounts for node, amounts in reserved_by_node(rows).items() if node} == {
+        "a": {"CPU": 2.5},
+        "b": {"CPU": 0.5},
+    }
 
 
 def test_what_is_withheld_is_neither_free_nor_held_where_nobody_else_may_run():
-    assert is_withheld("a", ray({"a": {"CPU": 1.0}}))
-    assert not is_withheld("a", ray({"a": {"CPU": 2.0}})), "all is free"
-    assert not is_withheld("a", ray({"a": {}}, {"a": {"CPU": 1.0}})), "a group lies there"
-    assert not is_withheld("a", ray({"a": {}}, shared=("a",)))
-    assert not is_withheld("c", ray({"a": {}})) and not is_withheld("b", ray({"a": {}})), "Ray knows nothing of it"
+    assert is_stuck("a", ray({"a": {"CPU": 1.0}}))
+    assert not is_stuck("a", ray({"a": {"CPU": 2.0}})), "all is free"
+    assert not is_stuck("a", ray({"a": {}}, {"a": {"CPU": 1.0}})), "a group lies there"
+    assert not is_stuck("a", ray({"a": {}}, shared=("a",)))
+    assert not is_stuck("c", ray({"a": {}})) and not is_stuck("b", ray({"a": {}})), "Ray knows nothing of it"
 
 
 def test_memory_of_objects_is_not_counted():
-    told = Held({"a": {"CPU": 2.0, "object_store_memory": 9.0}}, {"a": {"CPU": 2.0, "object_store_memory": 1.0}}, {})
-    assert not is_withheld("a", told)
+    told = RayResources(
+        {"a": {"CPU": 2.0, "object_store_memory": 9.0}}, {"a": {"CPU": 2.0, "object_store_memory": 1.0}}, {}
+    )
+    assert not is_stuck("a", told)
 
 
 def test_a_node_is_shared_where_an_actor_lives_that_is_not_our_agent_there():
@@ -90,10 +95,10 @@ def test_a_node_is_shared_where_an_actor_lives_that_is_not_our_agent_there():
 def test_shares_of_all_devices_that_do_not_come_out_even_are_not_taken_for_lost():
     """Ray holds five times 0.6667 of four CPUs."""
     rows = [{"state": "CREATED", "bundles": {0: {"CPU": 4 / 6}}, "bundles_to_node_id": {0: "a"}}] * 5
-    told = Held({"a": {"CPU": 4.0}}, {"a": {"CPU": 0.6665}}, held(rows))
-    assert explained([{"CPU": 4 / 6}], ["a"], told).stuck == ()
+    told = RayResources({"a": {"CPU": 4.0}}, {"a": {"CPU": 0.6665}}, reserved_by_node(rows))
+    assert explain_shortage([{"CPU": 4 / 6}], ["a"], told).stuck == ()
 
 
 def test_what_ray_reports_as_free_and_does_not_reserve_is_said_so():
-    error = explained([{"CPU": 2.0}], ["a"], ray({"a": {"CPU": 2.0}}))
+    error = explain_shortage([{"CPU": 2.0}], ["a"], ray({"a": {"CPU": 2.0}}))
     assert error.lacking == () and "Ray reports 2 CPU of node a as free, but did not reserve them in time" in str(error)

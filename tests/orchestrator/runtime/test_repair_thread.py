@@ -41,15 +41,15 @@ def after(looks):
 
 
 def test_it_rests_after_a_look_that_failed(looks, after, monkeypatch):
-    monkeypatch.setattr(repair, "LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(repair, "REST_S", 0.2)
+    monkeypatch.setattr(repair, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(repair, "PAUSE_AFTER_FAILURE_S", 0.2)
     after(3)
     assert looks[2] - looks[0] >= 0.4
 
 
 def test_of_looks_that_fail_again_and_again_some_are_logged(looks, after, monkeypatch, caplog):
-    monkeypatch.setattr(repair, "LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(repair, "REST_S", 0.001)
+    monkeypatch.setattr(repair, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(repair, "PAUSE_AFTER_FAILURE_S", 0.001)
     after(20)
     failed = [record.args[0] for record in caplog.records if record.name == repair.__name__]
     assert failed[:5] == [1, 2, 4, 8, 16] and len(failed) <= 6
@@ -98,7 +98,7 @@ def test_a_node_that_is_to_be_started_again_is_ended_and_told_of_with_its_reason
 
 def test_a_restart_that_was_asked_for_long_ago_is_dropped(thread, monkeypatch):
     """The node may run something by now."""
-    monkeypatch.setattr(repair, "ASKED_S", -1.0)
+    monkeypatch.setattr(repair, "REQUEST_AGE_S", -1.0)
     thread.restart("a", "Ray has lost count of it")
     thread._end()
     assert thread._repairs.ended == []

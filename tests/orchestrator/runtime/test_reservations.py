@@ -52,8 +52,8 @@ def head(monkeypatch):
     head = RecordedHead()
     monkeypatch.setattr(reservations, "_find", head.find)
     monkeypatch.setattr(reservations, "_state", lambda group: "CREATED")
-    monkeypatch.setattr(reservations, "_lies_on", lambda group, ids: True)
-    monkeypatch.setattr(reservations, "_await_room", lambda bundles, ids: None)
+    monkeypatch.setattr(reservations, "_is_on_nodes", lambda group, ids: True)
+    monkeypatch.setattr(reservations, "_wait_for_capacity", lambda bundles, ids: None)
     monkeypatch.setattr(reservations, "_remove", head.remove)
     monkeypatch.setattr(importlib.import_module("ray.util.placement_group"), "placement_group", head.make)
     yield head
@@ -65,11 +65,13 @@ def head(monkeypatch):
 def reserve(timeout_s=PATIENCE_S):
     """As `reservations.reserve`, within another time."""
     make = reservations.reserve.__wrapped__
-    return RAY.call("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), timeout_s, reservations._PLACES.release_late)
+    return RAY.call(
+        "reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), timeout_s, reservations._LOCKS.release_late
+    )
 
 
 def release(timeout_s=PATIENCE_S):
-    return RAY.call("release", lambda: reservations.give_back("place"), timeout_s)
+    return RAY.call("release", lambda: reservations.release_now("place"), timeout_s)
 
 
 def idle():
@@ -138,5 +140,5 @@ def test_a_call_to_a_cluster_that_was_left_keeps_nobody_in_the_next_one_waiting(
     assert isinstance(told[0], ClusterLeft)
     assert reserve(PATIENCE_S / 2) is not None and len(head.made) == 1
     head.answers.set()
-    wait_for(lambda: not reservations._PLACES.lock("place").locked())
+    wait_for(lambda: not reservations._LOCKS.lock("place").locked())
     assert "place" in head.standing

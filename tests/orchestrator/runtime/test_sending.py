@@ -11,7 +11,7 @@ import pytest
 from cluster.errors import Conflict, FleetError, PolyfleetError
 from orchestrator.core.commands import Launch
 from orchestrator.runtime.code_archives import PIECE_BYTES
-from orchestrator.runtime.code_archives import Packages as ServerPackages
+from orchestrator.runtime.code_archives import ServerCodeArchives as ServerPackages
 from orchestrator.runtime.launch import _failed
 from workers.code_archives import NodeCodeArchives as NodePackages
 from workers.errors import ControllerSuperseded, EpochPast

@@ -12,8 +12,8 @@ from orchestrator.core import messages as m
 from orchestrator.core.model import Event
 from orchestrator.runtime import actors, reservations
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.pending_request import Ask
-from orchestrator.runtime.step_batch import Steps, now
+from orchestrator.runtime.pending_request import PendingRequest
+from orchestrator.runtime.step_batch import StepBatch, now
 from orchestrator.store import origin
 from orchestrator.store.event_store import EventStore
 
@@ -82,7 +82,7 @@ def test_a_record_that_cannot_be_read_is_told_and_what_was_read_last_counts(live
     wait_for(lambda: "is damaged" in runtime.holding)
     heard_s = {node.name: node.heard_s for node in runtime.control.nodes.values()}
     wait_for(lambda: all(node.heard_s > heard_s[node.name] for node in runtime.control.nodes.values()))
-    assert not runtime.trouble and not runtime.pulse.failing
+    assert not runtime.trouble and not runtime.liveness.failing
     path.write_text(written)
     live.ran(TRUE)
 
@@ -102,7 +102,7 @@ def test_of_a_turn_only_what_cannot_be_stored_is_dropped(live_steps, caplog):
     steps, jobs, submit = live_steps
     bad, good = submit("bad"), submit("good")
     jobs.commit([Event(bad, "cancelled", 0, 1.0)])  # behind the controller's back: it cannot be cancelled once more
-    asks = [Ask(m.CancelAsked(bad, "user")), Ask(m.CancelAsked(good, "user"))]
+    asks = [PendingRequest(m.CancelRequested(bad, "user")), PendingRequest(m.CancelRequested(good, "user"))]
     items = [asks[0], m.Submitted(()), asks[1]]
     steps.take(items)
     assert items == []
@@ -119,7 +119,7 @@ def live_steps(tmp_path):
 
     store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
     jobs = Jobs(store)
-    steps = Steps(jobs, control.resumed([], {}, {}, now()), lambda state: None)
+    steps = StepBatch(jobs, control.control_from_log([], {}, {}, now()), lambda state: None)
 
     def submit(name):
         jobs.commit([submitted(Job(name, name, "run", (Candidate(("cpu",)),)), {}, 1.0)])
@@ -142,7 +142,7 @@ def left():
 
 def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, monkeypatch, wait_for, talking):
     service, told, held = live.service, [], threading.Event()
-    monkeypatch.setattr(actors, "end_for_good", lambda actor: told.append(f"ended {actor.agent.facts['node']}"))
+    monkeypatch.setattr(actors, "end_actor", lambda actor: told.append(f"ended {actor.agent.facts['node']}"))
     job = service.submit(talking.spec, "", "")["id"]
     wait_for(lambda: service.job(job)["state"] == "RUNNING")
     node = service.job(job)["nodes"][0]
@@ -158,7 +158,7 @@ def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, m
     leaving(live.fleet)
     wait_for(lambda: service.runtime.trouble.startswith("the fleet is leaving") or "leaving" in service.runtime.trouble)
     other = service.submit(TRUE, "", "")["id"]
-    service.runtime.ask(m.CancelAsked(other, "user"))  # it waits for a turn that ended
+    service.runtime.ask(m.CancelRequested(other, "user"))  # it waits for a turn that ended
     assert not left() and told == []
     held.set()
     wait_for(left)
@@ -171,7 +171,7 @@ def test_a_head_that_does_not_tell_what_is_held_is_left_all_the_same(live, monke
     def held():
         raise FleetError("Ray gave no answer")
 
-    monkeypatch.setattr(reservations, "held", held)
+    monkeypatch.setattr(reservations, "list_reserved", held)
     monkeypatch.setattr(connect, "disconnect", lambda: parted.append(True))
     leaving(live.fleet)
     wait_for(left)

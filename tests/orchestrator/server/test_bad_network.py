@@ -17,8 +17,8 @@ import pytest
 
 from cluster.errors import Conflict, NotFound
 from orchestrator import client as http
-from orchestrator.code_archive import SCRATCH
-from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.code_archive import SCRATCH_PREFIX
+from orchestrator.runtime.jobs_page import JobsQuery
 from orchestrator.server_connection import ResponseLost
 from orchestrator.transport import BrokenConnection
 
@@ -159,7 +159,7 @@ def test_a_cancel_that_races_its_submission_wins_or_finds_nothing(live, wait_for
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(race, range(12)))
-    views = live.service.jobs(JobsWanted()).rows
+    views = live.service.jobs(JobsQuery()).rows
     assert [view["state"] for view in views] == ["CANCELLED"] * 12
     wait_for(lambda: all(pool["free"] == pool["devices"] for pool in live.service.fleet()["pools"]))
 
@@ -183,7 +183,7 @@ def test_a_client_killed_at_any_time_leaves_nothing_behind(waiting, start, tmp_p
     assert again.communicate(timeout=180)[0]
     assert len(waiting.specs) == 1
     monkeypatch.setattr(tempfile, "tempdir", None)
-    assert list((tmp_path / "tmp").glob(f"{SCRATCH}*")) == []
+    assert list((tmp_path / "tmp").glob(f"{SCRATCH_PREFIX}*")) == []
 
 
 def test_a_request_refused_for_the_moment_is_sent_again_a_few_times(live, monkeypatch):
@@ -224,7 +224,7 @@ def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, mo
 
 
 def test_a_follower_that_is_refused_for_the_moment_goes_on(live, monkeypatch):
-    limit = "orchestrator.server.streams.MOST_STREAMS"
+    limit = "orchestrator.server.streams.MAX_STREAMS"
     live.service.submit(RUN, "", "")
     monkeypatch.setattr(limit, 0)
     told = []

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.server.batching import AT_ONCE, MOST, Batcher
+from orchestrator.server.batching import MAX_BATCH, MAX_CALLS, Batcher
 
 NEVER_S = 3600.0
 """No call counts as slow: how long a thread takes to start says nothing."""
@@ -25,20 +25,20 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
     async def ask_all():
         together = Batcher(call, slow_s=NEVER_S)
         asked = []
-        for n in range(AT_ONCE):
+        for n in range(MAX_CALLS):
             asked.append(asyncio.create_task(together.submit(n)))
             while len(calls) <= n:
                 await asyncio.sleep(0)
-        asked += [asyncio.create_task(together.submit(n)) for n in range(AT_ONCE, AT_ONCE + MOST + 3)]
+        asked += [asyncio.create_task(together.submit(n)) for n in range(MAX_CALLS, MAX_CALLS + MAX_BATCH + 3)]
         await asyncio.sleep(0)
-        assert len(calls) == AT_ONCE
+        assert len(calls) == MAX_CALLS
         free.set()
         return await asyncio.gather(*asked)
 
-    assert asyncio.run(ask_all()) == [n * 10 for n in range(AT_ONCE + MOST + 3)]
-    first, after = calls[:AT_ONCE], calls[AT_ONCE:]
-    assert [len(items) for items in first] == [1] * AT_ONCE
-    assert sorted(len(items) for items in after) == [3, MOST], "threads of their own, in no order"
+    assert asyncio.run(ask_all()) == [n * 10 for n in range(MAX_CALLS + MAX_BATCH + 3)]
+    first, after = calls[:MAX_CALLS], calls[MAX_CALLS:]
+    assert [len(items) for items in first] == [1] * MAX_CALLS
+    assert sorted(len(items) for items in after) == [3, MAX_BATCH], "threads of their own, in no order"
 
 
 def test_each_gets_its_own_error_and_a_call_that_fails_is_told_to_all_of_it():
@@ -68,7 +68,7 @@ def test_nobody_waits_for_slow_calls_of_others():
 
     async def ask_all():
         together, slow = Batcher(call, slow_s=0.0), []
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_CALLS):
             slow.append(asyncio.create_task(together.submit("slow")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)

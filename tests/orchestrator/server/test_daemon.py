@@ -17,7 +17,7 @@ import pytest
 
 from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.processes import alive, identify
+from cluster.processes import identify, is_alive
 from orchestrator import client
 from orchestrator.runtime import crash_hook
 from orchestrator.server import daemon, server_record
@@ -79,7 +79,7 @@ def test_a_second_process_by_hand_is_refused(home):
 def test_a_signal_ends_it_cleanly(home, number, wait_for):
     server = start(home)
     os.kill(server.pid, number)
-    wait_for(lambda: not alive(server.process))
+    wait_for(lambda: not is_alive(server.process))
     assert not (home / "polyfleet.db-wal").exists()  # the store was closed, not left
     assert not (home / "server.json").exists()
     assert "Traceback" not in daemon.log_path(home).read_text()
@@ -92,7 +92,7 @@ def test_shutdown_by_request_ends_it_and_its_streams(home, wait_for):
         with client.stream("GET", "/v1/changes/stream", params={"after": 1}) as response:
             assert client.post("/v1/shutdown", json={}).status_code == 202
             assert b"event" not in b"".join(response.iter_raw())
-        wait_for(lambda: not alive(server.process))
+        wait_for(lambda: not is_alive(server.process))
     assert not (home / "polyfleet.db-wal").exists()
 
 
@@ -105,7 +105,7 @@ def test_stop_says_whether_there_was_one(home):
 def test_a_record_of_a_dead_process_is_replaced(home, wait_for):
     first = start(home)
     os.kill(first.pid, signal.SIGKILL)
-    wait_for(lambda: not alive(first.process))
+    wait_for(lambda: not is_alive(first.process))
     assert (home / "server.json").exists()
     assert daemon.find_server(home) is None
     assert start(home).pid != first.pid
@@ -142,13 +142,13 @@ def test_a_damaged_record_counts_as_none(home, text):
 
 
 def test_a_server_whose_record_is_lost_is_named_and_stopped(home, monkeypatch):
-    monkeypatch.setattr(daemon, "STARTING_S", 0.0)
+    monkeypatch.setattr(daemon, "UNRECORDED_S", 0.0)
     lost = daemon.start_server(home)
     (home / "server.json").unlink()
     with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not contain its address"):
         start(home)
     assert daemon.stop_server(home) is True
-    assert not alive(lost.process)
+    assert not is_alive(lost.process)
     assert start(home).pid != lost.pid
 
 
@@ -250,7 +250,7 @@ def test_a_server_that_brings_its_store_up_to_date_is_waited_for(home, monkeypat
     go_on.start()
     server = daemon.start_server(home, progress=progress)
     go_on.join()
-    assert alive(server.process) and server_record.read_startup_status(home) is None
+    assert is_alive(server.process) and server_record.read_startup_status(home) is None
     assert told == ["starting the server", "the server is bringing the tables up to date"]
 
 
@@ -264,7 +264,7 @@ def test_a_server_at_work_on_its_store_outlives_an_interrupted_starter(home, upg
     with pytest.raises(KeyboardInterrupt):
         daemon.start_server(home, progress=interrupt)
     process, doing = server_record.read_startup_status(home)
-    assert alive(process) and doing == "bringing the tables up to date"
+    assert is_alive(process) and doing == "bringing the tables up to date"
     (home / "go-on").touch()
     assert daemon.start_server(home).process == process
 
@@ -282,8 +282,8 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
     server = start(home)
     with pytest.raises(httpx.TransportError):
         submitted(server)
-    wait_for(lambda: not alive(server.process))
-    assert crash_hook.told(f"event:submitted:{side}") in daemon.log_path(home).read_text()
+    wait_for(lambda: not is_alive(server.process))
+    assert crash_hook.crash_line(f"event:submitted:{side}") in daemon.log_path(home).read_text()
     monkeypatch.delenv("POLYFLEET_CRASH_AT")
     server = start(home)
     with client.connect(home, start=False) as there:

@@ -7,7 +7,7 @@ import socket
 import pytest
 from fastapi import FastAPI
 
-from orchestrator.server.app import Guarded
+from orchestrator.server.app import GuardedApp
 from orchestrator.server.guard import Guard
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -159,7 +159,7 @@ def test_a_web_socket_is_closed_before_it_is_accepted(live):
 
 def test_fastapi_itself_adds_nothing_outside_the_guard(live):
     outer = type(live.app).__call__
-    assert outer is Guarded.__call__
+    assert outer is GuardedApp.__call__
     with live.client({}) as bare:
         assert bare.post("/v1/jobs", content=b"x" * 100).status_code == 401
 

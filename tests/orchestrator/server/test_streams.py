@@ -294,7 +294,7 @@ def test_an_abandoned_verb_whose_key_is_never_used_again_is_not_kept(live, monke
 
 
 def test_a_verb_whose_client_left_before_it_began_never_begins(live, monkeypatch, wait_for):
-    monkeypatch.setattr(operations, "AT_ONCE", 1)
+    monkeypatch.setattr(operations, "MAX_RUNNING", 1)
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:first", "1"):
         assert slow.begun.acquire(timeout=120)
@@ -307,8 +307,8 @@ def test_a_verb_whose_client_left_before_it_began_never_begins(live, monkeypatch
 
 
 def test_one_verb_too_many_is_refused_with_when_to_come_back(live, monkeypatch):
-    monkeypatch.setattr(operations, "AT_ONCE", 1)
-    monkeypatch.setattr(operations, "MOST_WAITING", 0)
+    monkeypatch.setattr(operations, "MAX_RUNNING", 1)
+    monkeypatch.setattr(operations, "MAX_WAITING", 0)
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:first", "1"):
         assert slow.begun.acquire(timeout=120)

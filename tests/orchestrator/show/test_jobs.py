@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.core.fold import Attempt, Record
-from orchestrator.core.model import Declared, Progress
-from orchestrator.core.remaining_time import Known
+from orchestrator.core.model import DeclaredWork, Progress
+from orchestrator.core.remaining_time import Evidence
 from orchestrator.core.states import State
 from orchestrator.job_spec import parse_job
 from orchestrator.runtime.views import job_view, progress_view
@@ -158,7 +158,9 @@ def under_way(**more):
 
 def test_a_job_shows_how_far_it_is_and_how_long_it_will_take_yet():
     record = under_way()
-    told = progress_view(record, Known(progress=Progress(400, 1000, rates={("cpu", 2): 3.0}), attained={"cpu": 260.0}))
+    told = progress_view(
+        record, Evidence(progress=Progress(400, 1000, rates={("cpu", 2): 3.0}), attained={"cpu": 260.0})
+    )
     assert told == {
         "step": 400,
         "of": 1000,
@@ -183,15 +185,15 @@ def test_a_job_shows_how_far_it_is_and_how_long_it_will_take_yet():
 def test_a_guess_of_how_long_is_left_is_not_shown_as_if_it_were_known(spec, progress, line):
     ran_s = 200.0 if progress.step else 1.0
     record = under_way(spec=spec)
-    told = progress_view(record, Known(progress=progress, attained={"cpu": ran_s}))
+    told = progress_view(record, Evidence(progress=progress, attained={"cpu": ran_s}))
     shown = " ".join(text(job(job_view(record, {}, "", told))).split())
     assert line in shown if line else "progress" not in shown
 
 
 def test_a_job_that_ended_or_that_ran_nowhere_has_no_progress_in_its_view():
-    assert progress_view(under_way(state="SUCCEEDED"), Known()) is None
-    assert progress_view(replace(under_way(), attempts=()), Known()) is None
-    assert Declared() == parse_job({"entry": "a:b"}).to_job("j", 1.0).work
+    assert progress_view(under_way(state="SUCCEEDED"), Evidence()) is None
+    assert progress_view(replace(under_way(), attempts=()), Evidence()) is None
+    assert DeclaredWork() == parse_job({"entry": "a:b"}).to_job("j", 1.0).work
 
 
 def offer(**given):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.simulate.fleets import Nodes, Outage, read_fleet, with_faults
+from orchestrator.simulate.fleets import Nodes, Outage, add_failures, read_fleet
 
 FLEET = """
 kinds:
@@ -25,7 +25,7 @@ def read(tmp_path):
         (tmp_path / "fleet.yaml").write_text(text)
         (tmp_path / "faults.yaml").write_text(faults or "")
         fleet = read_fleet(str(tmp_path / "fleet.yaml") if "\n" in text else text)
-        return fleet if faults is None else with_faults(fleet, tmp_path / "faults.yaml")
+        return fleet if faults is None else add_failures(fleet, tmp_path / "faults.yaml")
 
     return reading
 

@@ -102,7 +102,7 @@ def test_a_node_is_up_and_down_as_long_on_average_as_was_said():
 
 
 def test_nodes_that_fail_faster_than_a_job_saves_are_the_users_mistake(monkeypatch):
-    monkeypatch.setattr("orchestrator.simulate.replay.MOST_FAILURES", 500)
+    monkeypatch.setattr("orchestrator.simulate.replay.MAX_FAILURES", 500)
     fleet = fleet_of(4, 4, mtbf_s=60.0, repair_s=10.0)
     with pytest.raises(UserError, match=r"nodes failed 500 times while none of 1 jobs ended.*raise mtbf_h"):
         replay(trace_of((0.0, 4, 10_000.0)), fleet, "finish_time")

@@ -228,7 +228,7 @@ def text(file):
         (cut, "damaged"),
         (make_newer, "version 99"),
         (empty, "no job store"),
-        (text, "no job store"),
+        (text, "not a job store"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_and_the_store_stays(saved, url, open_at, spoil, told):

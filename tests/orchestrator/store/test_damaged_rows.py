@@ -168,12 +168,12 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
 
 def test_a_reader_gets_past_rows_that_cannot_be_read_and_those_that_are_gone(reopened):
     store = reopened("UPDATE events SET data = 'rot' WHERE seq <= 4", "DELETE FROM events WHERE seq > 6")
-    assert store.read_on(0, 2) == ([], 2) and store.read_on(2, 2) == ([], 4)
-    found, last = store.read_on(4, 10)
+    assert store.read_with_end(0, 2) == ([], 2) and store.read_with_end(2, 2) == ([], 4)
+    found, last = store.read_with_end(4, 10)
     assert ([e.seq for e in found], last) == ([5, 6], 6)
     store.append(life("new"))
-    assert ([e.seq for e in store.read_on(6, 10)[0]], store.read_on(6, 10)[1]) == ([7, 8, 9, 10], 10)
-    assert store.read_on(10, 10) == ([], 10) and store.read_on(99, 10) == ([], 99)
+    assert ([e.seq for e in store.read_with_end(6, 10)[0]], store.read_with_end(6, 10)[1]) == ([7, 8, 9, 10], 10)
+    assert store.read_with_end(10, 10) == ([], 10) and store.read_with_end(99, 10) == ([], 99)
 
 
 def test_the_state_of_a_store_tells_its_size_its_room_and_its_damage(reopened):
@@ -195,13 +195,13 @@ def test_a_database_has_a_name_that_a_copy_keeps_and_a_new_one_has_not(reopened,
 
 
 def test_a_fleet_remembers_the_database_it_began_with(tmp_path):
-    assert not origin.replaced(tmp_path, "127.0.0.1:1", "a")
-    assert not origin.replaced(tmp_path, "127.0.0.1:1", "a")
-    assert origin.replaced(tmp_path, "127.0.0.1:1", "b")
-    assert not origin.replaced(tmp_path, "127.0.0.1:2", "b")
+    assert not origin.is_other_database(tmp_path, "127.0.0.1:1", "a")
+    assert not origin.is_other_database(tmp_path, "127.0.0.1:1", "a")
+    assert origin.is_other_database(tmp_path, "127.0.0.1:1", "b")
+    assert not origin.is_other_database(tmp_path, "127.0.0.1:2", "b")
     (tmp_path / origin.FILE).write_text("[")
-    assert not origin.replaced(tmp_path, "127.0.0.1:2", "b")
-    assert origin.replaced(tmp_path, "127.0.0.1:2", "c")
+    assert not origin.is_other_database(tmp_path, "127.0.0.1:2", "b")
+    assert origin.is_other_database(tmp_path, "127.0.0.1:2", "c")
 
 
 def test_a_failed_write_is_told_until_one_succeeds(reopened, file):

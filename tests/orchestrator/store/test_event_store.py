@@ -10,7 +10,7 @@ from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
-from orchestrator.store.job_cache import EventIgnored
+from orchestrator.store.job_cache import InvalidEvent
 from orchestrator.store.retention import ROWS_AT_ONCE, AttemptFolderRef
 from orchestrator.store.schema import removals
 from orchestrator.store.unit_of_work import UnitOfWork
@@ -214,19 +214,19 @@ def test_requests_that_come_together_are_answered_each_for_itself(store):
         IdempotentRequest("x" * 256, "", answer),
         IdempotentRequest("known", "other", answer),
     ]
-    found = [str(one) if isinstance(one, Exception) else one["id"] for one in store.once_each(asked, told.extend)]
+    found = [str(one) if isinstance(one, Exception) else one["id"] for one in store.idempotent_each(asked, told.extend)]
     used = "was used with another request; use a new key"
     refused = [f"the idempotency key 'a' {used}", "no such pool", "b", f"the idempotency key 'known' {used}"]
     assert found[:7] == ["a", "known", "a", "no-key", refused[0], refused[1], refused[2]]
     assert "cannot be stored" in found[7] and found[8] == refused[3]
     assert [r.job.id for r in told] == [e.job for e in store.read(1)] == ["a", "no-key", "b"]
-    assert store.once_each([]) == []
+    assert store.idempotent_each([]) == []
 
 
 def test_of_requests_that_come_together_one_with_a_taken_id_draws_again(store):
     ids = iter(["j", "k"])
     asked = [IdempotentRequest("1", "", lambda: answer("j")), IdempotentRequest("2", "", lambda: answer(next(ids)))]
-    assert store.once_each(asked) == [{"id": "j"}, {"id": "k"}]
+    assert store.idempotent_each(asked) == [{"id": "j"}, {"id": "k"}]
     assert [e.job for e in store.read(0)] == ["j", "k"] and store.differences() == []
 
 
@@ -324,7 +324,7 @@ def test_two_copies_of_a_store_give_different_generations(tmp_path, open_at):
 
 def test_events_that_do_not_count_are_refused_with_all_that_came_with_them(store):
     store.append([submission("j")], strict=True)
-    with pytest.raises(EventIgnored, match=r"event 'started' of j is not valid: .*epoch 1"):
+    with pytest.raises(InvalidEvent, match=r"event 'started' of j is not valid: .*epoch 1"):
         store.append([submission("k"), event("j", "started")], strict=True)
     assert [e.job for e in store.read(0)] == ["j"] and store.jobs.get("k") is None
     assert store.append([submission("k"), Event("node/a", "drained", 0, 1.0)], strict=True) == [2, 3]
@@ -339,13 +339,13 @@ def test_a_new_job_whose_id_is_taken_gets_another(store):
 
     assert store.once("1", "digest", draw) == {"id": "j"}
     assert store.once("2", "digest", draw) == {"id": "k"}
-    with pytest.raises(EventIgnored, match="already submitted"):
+    with pytest.raises(InvalidEvent, match="already submitted"):
         store.once("3", "digest", lambda: answer("j"))
     assert [e.job for e in store.read(0)] == ["j", "k"]
 
 
 def test_many_jobs_of_one_request_are_stored_together_or_not_at_all(store):
-    with pytest.raises(EventIgnored):
+    with pytest.raises(InvalidEvent):
         store.once("key", "digest", lambda: StoredResponse({}, [submission(f"j{n % 99}") for n in range(100)]))
     assert store.read(0) == []
     store.once("key", "digest", lambda: StoredResponse({}, [submission(f"j{n}") for n in range(1000)]))
@@ -357,10 +357,10 @@ def test_lines_of_benchmark_runs_are_kept_in_order_and_counted(open_store):
     for line in ({"line": "started", "n": 1}, {"line": "result", "n": 2}, {"line": "result", "n": 3}):
         store.benchmarks.append("bench-1", line)
     store.benchmarks.append("bench-2", {"line": "started"})
-    assert store.benchmarks.cell_counts() == {"bench-1": 2}
+    assert store.benchmarks.result_counts() == {"bench-1": 2}
     store.benchmarks.append("bench-1", {"line": "ended", "state": "SUCCEEDED"})
     store.benchmarks.append("bench-2", {"line": "result"})
-    assert store.benchmarks.cell_counts() == {"bench-1": 2, "bench-2": 1}
+    assert store.benchmarks.result_counts() == {"bench-1": 2, "bench-2": 1}
     store.close()
     again = open_store()
     lines = again.benchmarks.read("bench-1")

@@ -13,7 +13,7 @@ from old_store import FIRST, OPEN, copies, is_current, make_old, rows
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
-from orchestrator.server.server_record import LONG_WORK
+from orchestrator.server.server_record import STARTUP_LOGGER
 from orchestrator.store import database, migrations, schema
 from orchestrator.store.backup import backup
 from orchestrator.store.idempotency import StoredResponse
@@ -45,12 +45,12 @@ def shape(connection):
 
 
 def test_migrations_make_the_tables_that_a_new_database_has(url):
-    engine = create_engine(database.parsed(url))
+    engine = create_engine(database.parse_url(url))
     with engine.begin() as connection:
         migrations.upgrade(connection)
         migrated = shape(connection)
     engine.dispose()
-    made = create_engine("sqlite://" if url.startswith("sqlite") else database.parsed(url))
+    made = create_engine("sqlite://" if url.startswith("sqlite") else database.parse_url(url))
     with made.connect() as connection:
         if not url.startswith("sqlite"):
             connection.exec_driver_sql("CREATE SCHEMA fresh")
@@ -79,7 +79,7 @@ def test_an_older_database_is_brought_up_to_date_and_kept_as_it_was(path, open_a
     assert is_current(path)
     [copy] = copies(path)
     assert str(copy) in caplog.text
-    assert [r.getMessage() for r in caplog.records if r.name == LONG_WORK] == [
+    assert [r.getMessage() for r in caplog.records if r.name == STARTUP_LOGGER] == [
         f"upgrading the tables of {path}; this takes minutes for a large store"
     ]
     assert copy.stat().st_mode & 0o777 == 0o600
@@ -112,7 +112,7 @@ def test_an_older_postgresql_is_brought_up_to_date(postgresql_url, postgresql, o
 
 @pytest.mark.parametrize("version", range(1, schema.VERSION))
 def test_a_backup_of_each_older_version_is_restored_as_the_database_itself_is_upgraded(url, version, open_at, tmp_path):
-    engine = create_engine(database.parsed(url))
+    engine = create_engine(database.parse_url(url))
     with engine.begin() as connection:
         migrations.upgrade(connection, f"{version:04d}")
         connection.exec_driver_sql(f"INSERT INTO schema_version VALUES ({version})")

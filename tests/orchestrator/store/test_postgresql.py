@@ -13,7 +13,7 @@ from store_submitters import Submitters, check_stored, life
 
 from cluster.errors import FleetError, UserError
 from orchestrator.core.model import Event
-from orchestrator.runtime.jobs import Jobs, NotStored
+from orchestrator.runtime.jobs import Jobs, StoreUnavailable
 from orchestrator.runtime.submissions import Submissions
 from orchestrator.store import database
 from orchestrator.store.event_store import EventStore
@@ -126,7 +126,7 @@ def test_a_submission_whose_key_cannot_be_looked_up_is_told_when_to_come_back(
     submissions = Submissions(Jobs(store), store, None, None, None, *seen)
     request.addfinalizer(postgresql.start)
     postgresql.stop()
-    with pytest.raises(NotStored) as refused:
+    with pytest.raises(StoreUnavailable) as refused:
         submissions.submit_all([({"task": "run", "command": "true"}, "")], "key")
     assert refused.value.retry_after_s == 5
 

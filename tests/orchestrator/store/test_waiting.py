@@ -17,7 +17,7 @@ HANG_S = 120.0
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(writer, "WAIT_S", 0.1)
-    monkeypatch.setattr(idempotency, "LIMIT_S", 0.2)
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", 0.2)
     monkeypatch.setattr(event_store, "WRITING_LATE_S", 0.0)
 
 
@@ -65,12 +65,12 @@ def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored
 
 
 def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effect(store, disk, monkeypatch):
-    (told,) = store.once_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
+    (told,) = store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
     assert isinstance(told, CommitPending) and "it may be stored" in str(told)
     with pytest.raises(CommitPending, match="with the same key: the request then counts once"):
-        store.once_each([IdempotentRequest("key", "digest", lambda: accepted("k"))], disk)
+        store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("k"))], disk)
     disk.answers.set()
-    monkeypatch.setattr(idempotency, "LIMIT_S", HANG_S)
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", HANG_S)
     assert store.once("key", "digest", lambda: accepted("l")) == {"id": "j"}
     assert [e.job for e in store.read(0)] == ["j"]
 

@@ -142,7 +142,7 @@ def test_a_supervisor_killed_by_9_leaves_a_lost_attempt_and_no_process(node, tmp
     assert (ended["state"], ended["exit_codes"]) == ("lost", {})
     assert ended["failure"]["message"].startswith("the attempt's supervisor is gone: killed from outside")
     assert not is_alive(pid)
-    assert process_tree.tree([], node.folder().shared) == set()
+    assert process_tree.attempt_processes([], node.folder().shared) == set()
 
 
 def test_an_agent_that_died_between_folder_and_supervisor_can_be_asked_again(node):
@@ -278,7 +278,7 @@ def test_a_stop_in_words_we_do_not_know_is_refused(node):
 
 
 def test_the_epochs_told_are_those_of_the_newest_jobs_and_none_of_a_job_that_was_removed(node, monkeypatch):
-    monkeypatch.setattr(attempt_table, "MOST_EPOCHS", 2)
+    monkeypatch.setattr(attempt_table, "MAX_REPORTED_EPOCHS", 2)
     for job, epoch in (("old", 1), ("b", 1), ("c", 1), ("old", 2)):
         node.start(job, epoch=epoch)
         assert node.outcome(job, epoch)["state"] == "succeeded"
@@ -430,7 +430,7 @@ def test_removed_attempts_leave_nothing_and_one_that_lives_stays(node):
 
 def test_a_start_and_an_end_are_heard_without_looking(node, monkeypatch):
     """By the bell that the supervisor rings: an agent's looks are as far apart as they can be."""
-    monkeypatch.setattr("workers.attempt.attempt_table.LOOK_EVERY_S", 600.0)
+    monkeypatch.setattr("workers.attempt.attempt_table.POLL_EVERY_S", 600.0)
     known, phases = {}, []
     node.start(command=("sh", "-c", "read line"))
     while phases[-1:] != ["ended"]:

@@ -52,7 +52,7 @@ def test_an_attempt_that_is_fenced_off_ends(node, running):
 
 def test_an_attempt_that_is_stopped_because_its_files_are_unreadable_is_not_renewed(running):
     before = lease.deadline_s(running.folder.lease)
-    running.spoil("order.json cannot be read")
+    running.mark_unreadable("order.json cannot be read")
     fence.renew_or_stop([running], FenceReader(stored=Store(j=b"3")))
     assert lease.deadline_s(running.folder.lease) == before
 

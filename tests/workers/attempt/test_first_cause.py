@@ -43,7 +43,7 @@ def test_the_rank_that_was_killed_is_told_though_its_sisters_failed_before_anybo
     os.kill(supervisor, signal.SIGSTOP)  # a machine so busy that the supervisor looks only when all have ended
     try:
         os.kill(pids[killed], signal.SIGKILL)
-        node.until(lambda: not any(process_tree.stat(pid) for pid in pids), "all ranks have ended")
+        node.until(lambda: not any(process_tree.read_status(pid) for pid in pids), "all ranks have ended")
     finally:
         os.kill(supervisor, signal.SIGCONT)
     ended = node.outcome()

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.errors import FleetError
 from workers.attempt import cgroup, folder_setup, process_tree, supervisor_launcher
-from workers.attempt.exec_commands import DOOR
+from workers.attempt.exec_commands import SOCKET_NAME
 from workers.attempt.folders import read_json
 from workers.attempt.supervisor_launcher import SupervisorLauncher
 
@@ -41,7 +41,7 @@ def forked(node):
 
 
 def zygote_of(starter):
-    return psutil.Process(starter._zygote.pid)
+    return psutil.Process(starter._fork_server.pid)
 
 
 def recorded(node, job="j"):
@@ -56,7 +56,7 @@ def open_files(process):
 def doors():
     """Where supervisors take commands beside their ranks."""
     rows = Path("/proc/net/unix").read_text().splitlines()
-    return {f"socket:[{row.split()[6]}]" for row in rows if row.endswith(f" {DOOR}")}
+    return {f"socket:[{row.split()[6]}]" for row in rows if row.endswith(f" {SOCKET_NAME}")}
 
 
 def test_a_supervisor_is_alone_in_its_session_and_holds_nothing_of_the_agents(node, own):
@@ -66,7 +66,10 @@ def test_a_supervisor_is_alone_in_its_session_and_holds_nothing_of_the_agents(no
     node.until_printed("ready")
     supervisor, keeper = recorded(node)
     assert os.getsid(supervisor.pid) == os.getsid(keeper.pid) == keeper.pid
-    assert keeper.parent() is None or keeper.parent().pid not in (os.getpid(), own._zygote and own._zygote.pid)
+    assert keeper.parent() is None or keeper.parent().pid not in (
+        os.getpid(),
+        own._fork_server and own._fork_server.pid,
+    )
     assert supervisor.cwd() == str(node.folder().path)
     assert set(supervisor.environ()) == {"PATH", "PYTHONPATH", "LC_ALL"}
     shown = [word for word in supervisor.cmdline() if word]
@@ -98,7 +101,9 @@ def test_what_it_started_outlives_a_zygote_that_is_killed_and_the_next_starts_by
     node.start("second", ("echo", "on"))
     assert node.outcome("second")["state"] == "succeeded"
     assert node.attempts.live()[0].id.job == "first"
-    node.until(lambda: forked._zygote is not None and forked._zygote.pid != before.pid, "there is a new zygote")
+    node.until(
+        lambda: forked._fork_server is not None and forked._fork_server.pid != before.pid, "there is a new zygote"
+    )
     node.start("third", ("echo", "on"))
     assert node.outcome("third")["state"] == "succeeded"
 
@@ -155,7 +160,9 @@ def test_a_supervisor_that_comes_too_late_ends_before_its_start_is_told_to_have_
 
     def resume_meanwhile(*given, **how):
         late[0].resume()
-        node.until(lambda: folder.started.exists() or process_tree.stat(late[0].pid) is None, "it runs, or has ended")
+        node.until(
+            lambda: folder.started.exists() or process_tree.read_status(late[0].pid) is None, "it runs, or has ended"
+        )
         replaced(*given, **how)
 
     prepared["j"] = suspend
@@ -164,8 +171,8 @@ def test_a_supervisor_that_comes_too_late_ends_before_its_start_is_told_to_have_
     monkeypatch.setattr(SupervisorLauncher, "_replace", resume_meanwhile)
     with pytest.raises(FleetError, match="did not start within"):
         node.start(command=FOREVER, lease_s=600.0)
-    assert process_tree.tree([], folder.shared) == set()
-    assert process_tree.stat(late[0].pid) is None
+    assert process_tree.attempt_processes([], folder.shared) == set()
+    assert process_tree.read_status(late[0].pid) is None
     assert not folder.path.exists()
 
 
@@ -183,7 +190,7 @@ def test_a_supervisor_that_runs_when_its_start_fails_is_ended_with_its_ranks(nod
     monkeypatch.setattr(supervisor_launcher._Pipes, "exchange", too_late)
     with pytest.raises(FleetError, match="did not start within"):
         node.start(command=FOREVER, lease_s=600.0)
-    assert process_tree.tree([], node.folder().shared) == set()
+    assert process_tree.attempt_processes([], node.folder().shared) == set()
     for process in known:
         node.until_gone(process.pid)
 

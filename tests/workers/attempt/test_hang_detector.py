@@ -101,7 +101,7 @@ def watched(node, monkeypatch):
     return lambda hang_after_s=0.0: hang_detector.HangDetector(node.folder(), "train", hang_after_s)
 
 
-def beat_at(node, ago_s, steps=hang_detector.LEAST_STEPS, p99_s=0.1, flags=0):
+def beat_at(node, ago_s, steps=hang_detector.MIN_STEPS, p99_s=0.1, flags=0):
     at_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ago_s
     body = rank_progress.RECORD.pack(steps, at_s, p99_s, steps, 0, flags)
     node.folder().beat(0).write_bytes(body + rank_progress.CHECKSUM.pack(rank_progress.zlib.crc32(body)))

@@ -8,20 +8,20 @@ from workers.attempt import lease
 
 def test_a_lease_holds_until_its_deadline(tmp_path):
     lease.write(tmp_path / "lease", 600)
-    assert not lease.expired(tmp_path / "lease")
+    assert not lease.is_expired(tmp_path / "lease")
     assert 599 < lease.deadline_s(tmp_path / "lease") - lease.now_s() <= 600.001
 
 
 def test_a_lease_that_has_passed_is_never_renewed(tmp_path):
     lease.write(tmp_path / "lease", 10, requested_s=lease.now_s() - 11)
     assert not lease.Lease(tmp_path / "lease").renew(600)
-    assert lease.expired(tmp_path / "lease")
+    assert lease.is_expired(tmp_path / "lease")
 
 
 def test_no_lease_at_all_has_passed(tmp_path):
-    assert lease.expired(tmp_path / "lease")
+    assert lease.is_expired(tmp_path / "lease")
     (tmp_path / "lease").write_text("soon")
-    assert lease.expired(tmp_path / "lease")
+    assert lease.is_expired(tmp_path / "lease")
 
 
 def test_a_slow_answer_counts_from_when_it_was_asked_for(tmp_path):
@@ -53,7 +53,7 @@ def test_a_damaged_lease_lasts_as_long_as_it_was_given_for_and_is_told_from_one_
     given_s = known.deadline_s
     (tmp_path / "lease").write_bytes(damage)
     assert known.deadline_s == given_s
-    assert lease.expired(tmp_path / "lease")
+    assert lease.is_expired(tmp_path / "lease")
     assert known.renew(1200)
     assert lease.deadline_s(tmp_path / "lease") > given_s
 

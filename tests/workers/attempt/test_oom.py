@@ -138,7 +138,7 @@ def test_the_kernel_is_to_kill_ranks_before_the_supervisor_that_tells_of_it(node
         except OSError as e:
             pytest.skip(f"this process cannot go back: {e}")
     rank, supervisor = node.until_file(node.folder().work(0) / "pid"), node.supervisor_pid()
-    keeper = process_tree.stat(supervisor).parent
+    keeper = process_tree.read_status(supervisor).parent
     scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (rank, supervisor, keeper)]
     assert scores == [1000, 0, 0]
 

@@ -61,11 +61,11 @@ def test_the_notes_of_ranks_tell_who_is_done_and_that_one_stopped_early(tmp_path
     lines += [{"type": "report", "t": 5}, {"type": "note", "rank": 3, "done": True}]
     lines += [{"type": "report", "rank": 2, "done": True}, {"type": "note", "rank": True, "done": True}]
     (tmp_path / "events").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"done"\n')
-    assert outcome.noted(tmp_path / "events", 9.0) == (False, frozenset({1}))
+    assert outcome.read_notes(tmp_path / "events", 9.0) == (False, frozenset({1}))
     with (tmp_path / "events").open("a") as file:
         file.write(json.dumps({"type": "note", "rank": 0, "preempted": True}) + "\n")
-    assert outcome.noted(tmp_path / "events", 9.0) == (True, frozenset({1}))
-    assert outcome.noted(tmp_path / "absent", 9.0) == (False, frozenset())
+    assert outcome.read_notes(tmp_path / "events", 9.0) == (True, frozenset({1}))
+    assert outcome.read_notes(tmp_path / "absent", 9.0) == (False, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_function_that_returns_after_a_sigterm_which_ours_did_not_get_may_have
 ):
     note = {"type": "note", "t": at, "rank": 0, "done": True, "sigterm": sigterm}
     (tmp_path / "events").write_text(json.dumps(note) + "\n")
-    assert outcome.noted(tmp_path / "events", 10.0) == (False, frozenset({0} if done else ()))
+    assert outcome.read_notes(tmp_path / "events", 10.0) == (False, frozenset({0} if done else ()))
 
 
 @pytest.mark.parametrize("codes", [{}, {0: 0}])
@@ -85,8 +85,8 @@ def test_a_gang_that_is_preempted_before_every_rank_was_started_has_not_succeede
 
 
 def test_a_rank_that_failed_by_itself_goes_before_those_we_ended():
-    assert outcome.first_bad({0: -15, 1: 0, 2: 1, 3: 2}) == 2
-    assert outcome.first_bad({0: 0, 1: -9, 2: -15}) == 1
+    assert outcome.first_failed_rank({0: -15, 1: 0, 2: 1, 3: 2}) == 2
+    assert outcome.first_failed_rank({0: 0, 1: -9, 2: -15}) == 1
 
 
 def test_an_outcome_is_the_message_the_controller_reads():

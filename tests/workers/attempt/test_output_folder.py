@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.content_cache import Contents
+from cluster.content_cache import ContentCache
 from cluster.errors import FleetError, NotFound, UserError
 from workers.attempt import output_folder
 
@@ -22,18 +22,18 @@ def test_what_a_rank_writes_there_is_kept_and_an_empty_folder_is_not(node):
 
 
 def test_a_job_over_the_limit_is_ended_while_it_runs_and_both_sizes_are_named(node, monkeypatch):
-    monkeypatch.setenv(output_folder.LIMIT, str(2 << 20))
+    monkeypatch.setenv(output_folder.LIMIT_VARIABLE, str(2 << 20))
     node.python("long", WRITES.format(pause_s=600), checkpoint_root="jobs/long")
     failure = node.outcome("long")["failure"]
     assert (failure["kind"], failure["message"]) == (
         "storage",
-        f"its folder POLYFLEET_OUTPUT_DIR has 3.0 MiB, its pool allows 2.0 MiB ({output_folder.LIMIT})",
+        f"its folder POLYFLEET_OUTPUT_DIR has 3.0 MiB, its pool allows 2.0 MiB ({output_folder.LIMIT_VARIABLE})",
     )
     assert (node.root / "storage/jobs/long/output-1/large").exists()
 
 
 def test_a_job_that_ended_over_the_limit_has_failed_too(node, monkeypatch):
-    monkeypatch.setenv(output_folder.LIMIT, str(2 << 20))
+    monkeypatch.setenv(output_folder.LIMIT_VARIABLE, str(2 << 20))
     node.python("short", WRITES.format(pause_s=0), checkpoint_root="jobs/short")
     assert node.outcome("short")["failure"]["kind"] == "storage"
     node.python("small", "", checkpoint_root="jobs/small")
@@ -41,10 +41,10 @@ def test_a_job_that_ended_over_the_limit_has_failed_too(node, monkeypatch):
 
 
 def test_the_smaller_limit_of_job_and_pool_counts_and_the_message_says_whose_it_is(node, monkeypatch):
-    pool = {output_folder.LIMIT: "200"}
+    pool = {output_folder.LIMIT_VARIABLE: "200"}
     assert [output_folder.limit(job_bytes, pool)[0] for job_bytes in (0, 100, 300)] == [200, 100, 200]
     assert output_folder.limit(0, {})[0] == 0 and output_folder.limit(100, {})[0] == 100
-    monkeypatch.setenv(output_folder.LIMIT, str(3 << 20))
+    monkeypatch.setenv(output_folder.LIMIT_VARIABLE, str(3 << 20))
     node.python("own", WRITES.format(pause_s=600), checkpoint_root="jobs/own", output_limit_bytes=1 << 20)
     failure = node.outcome("own")["failure"]
     assert (failure["kind"], failure["message"]) == (
@@ -56,13 +56,13 @@ def test_the_smaller_limit_of_job_and_pool_counts_and_the_message_says_whose_it_
 @pytest.mark.parametrize("text", ["-1", "2GB", "1e9", "٣", "9" * 30])
 def test_a_limit_that_is_no_number_of_bytes_is_refused_with_words(text):
     with pytest.raises(UserError, match="write a number of bytes"):
-        output_folder.limit_bytes({output_folder.LIMIT: text})
-    assert output_folder.limit_bytes({}) == output_folder.limit_bytes({output_folder.LIMIT: "0"}) == 0
+        output_folder.limit_bytes({output_folder.LIMIT_VARIABLE: text})
+    assert output_folder.limit_bytes({}) == output_folder.limit_bytes({output_folder.LIMIT_VARIABLE: "0"}) == 0
 
 
 def test_data_is_seen_in_the_work_folder_and_not_removed_while_the_attempt_lives(node):
     storage = node.root / "storage"
-    kept = Contents(storage / ".data")
+    kept = ContentCache(storage / ".data")
     (storage / "given").mkdir(parents=True)
     (storage / "given/a").write_text("7")
     sha = kept.add(storage / "given").sha256

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.attempt.network_interfaces import of_address
+from workers.attempt.network_interfaces import interface_of_address
 from workers.attempt.rank_environment import (
     CODE,
     POOL_VARIABLES,
@@ -232,7 +232,7 @@ CARDS = {
     ],
 )
 def test_the_interface_is_the_one_that_has_the_address(address, interface):
-    assert of_address(address, CARDS) == interface
+    assert interface_of_address(address, CARDS) == interface
 
 
 def test_ranks_whose_libraries_start_a_compiler_at_once_go_without_unless_told_otherwise():

@@ -11,7 +11,7 @@ from workers.attempt.attempt import LocalAttempt
 from workers.attempt.folders import AttemptFolder, AttemptId
 from workers.attempt.rank_files import EventBatch, RankFileReader
 from workers.messages import Outcome
-from workers.rank_events import LONGEST_LINE_BYTES
+from workers.rank_events import MAX_LINE_BYTES
 
 ID = AttemptId("j", 1, 0)
 
@@ -75,8 +75,8 @@ def test_notes_are_no_news_and_blank_lines_no_fault(folder):
 
 def test_a_line_longer_than_any_is_skipped_to_the_end_of_the_file(folder):
     reader = RankFileReader(folder)
-    size = folder.events.write_bytes(b"x" * 3 * LONGEST_LINE_BYTES)
-    assert reader.events(0, 9, 2 * LONGEST_LINE_BYTES) == EventBatch([], size, False)
+    size = folder.events.write_bytes(b"x" * 3 * MAX_LINE_BYTES)
+    assert reader.events(0, 9, 2 * MAX_LINE_BYTES) == EventBatch([], size, False)
     assert reader.unusable_count == 1
 
 

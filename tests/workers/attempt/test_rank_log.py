@@ -4,7 +4,7 @@ import resource
 import pytest
 
 from workers.attempt import rank_log
-from workers.attempt.rank_log import LONGEST_LINE_BYTES, RankLog
+from workers.attempt.rank_log import MAX_LINE_BYTES, RankLog
 from workers.attempt.redaction import Redactor
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (out|err) (.*)")
@@ -48,7 +48,7 @@ def test_a_secret_split_over_two_pieces_is_redacted(written):
 
 
 def test_a_secret_in_a_line_without_end_is_redacted(written):
-    filler = b"x" * (LONGEST_LINE_BYTES - 2)
+    filler = b"x" * (MAX_LINE_BYTES - 2)
     assert "".join(written([filler, b"s3c", b"r3t", b"y" * 10], "s3cr3t")) == filler.decode() + "***" + "y" * 10
 
 

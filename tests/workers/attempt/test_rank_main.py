@@ -95,7 +95,7 @@ def test_the_code_of_sys_exit_is_respected(code, exit_code, capsys):
 
 def test_a_result_json_cannot_hold_is_the_users_to_mend():
     with pytest.raises(UserError, match="cannot be written as JSON"):
-        rank_main._checked({"model": object()})
+        rank_main._check_result({"model": object()})
 
 
 def test_the_cause_of_an_exception_is_told_without_our_frames():

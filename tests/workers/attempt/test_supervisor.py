@@ -126,7 +126,7 @@ def test_a_supervisor_that_was_frozen_past_its_lease_kills_its_tree_when_it_thaw
     node.python("j", f"import os; open('pid', 'w').write(str(os.getpid())); {SLEEP}", lease_s=1.0)
     pid = node.until_file(node.folder().work(0) / "pid")
     os.kill(node.supervisor_pid(), signal.SIGSTOP)
-    node.until(lambda: lease.expired(node.folder().lease), "the lease has passed")
+    node.until(lambda: lease.is_expired(node.folder().lease), "the lease has passed")
     assert is_alive(pid)
     node.attempts.renew()
     os.kill(node.supervisor_pid(), signal.SIGCONT)

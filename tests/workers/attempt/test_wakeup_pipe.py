@@ -22,7 +22,7 @@ def test_a_ring_while_the_owner_goes_away_closes_nothing_that_is_still_written_t
     os.write(descriptor, b"1")
     thread.join(0.2)  # with the fault, it closes the descriptor now
     assert thread.is_alive()
-    wakeup_pipe._wake(descriptor, woken)
+    wakeup_pipe._end_thread(descriptor, woken)
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -51,6 +51,6 @@ def test_a_pipe_that_is_full_of_rings_still_wakes_the_thread(tmp_path):
     while select.select([], [descriptor], [], 0)[1]:
         os.write(descriptor, bytes(4096))
     woken = threading.Event()
-    wakeup_pipe._wake(descriptor, woken)
+    wakeup_pipe._end_thread(descriptor, woken)
     assert woken.is_set()
     os.close(descriptor)

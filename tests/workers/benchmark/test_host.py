@@ -50,11 +50,11 @@ def test_a_slowed_device_or_one_that_others_use_is_shared():
 
 
 def test_a_busy_process_of_somebody_else_is_named_and_ours_is_not(monkeypatch):
-    monkeypatch.setattr(host, "NAMED", 1000)  # whatever else is busier here
+    monkeypatch.setattr(host, "MAX_BUSY_PROCESSES", 1000)  # whatever else is busier here
     spin = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(spin) as theirs, subprocess.Popen(spin) as ours:
         try:
-            others, busiest = host.Others(), []
+            others, busiest = host.BusyProcesses(), []
             for _ in range(300):  # beside others it may take a while to get a share of a CPU
                 time.sleep(0.3)
                 busiest = others.busiest([ours.pid])

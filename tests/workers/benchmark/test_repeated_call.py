@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from cluster.errors import UserError
 from workers import backends
 from workers.benchmark import measurement
-from workers.benchmark.repeated_call import Repetition
+from workers.benchmark.repeated_call import RepeatedCall
 from workers.benchmark.session import Session
 from workers.optimizers.inputs import MAX_COPIES, Inputs
 from workers.optimizers.pass_context import Sample, as_sample
@@ -34,7 +34,7 @@ class Cache:
 
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
-    monkeypatch.setattr(measurement, "WARMUP_MOST_S", 0.05)
+    monkeypatch.setattr(measurement, "MAX_WARMUP_S", 0.05)
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_a_forward_that_changes_a_parameter_is_refused_with_its_name(backend):
 
 
 def test_kernels_that_change_an_input_are_refused():
-    repetition = Repetition(lambda given: given.args[0].mul_(2), Sample((x(),), {}), to_host=torch.Tensor.cpu)
+    repetition = RepeatedCall(lambda given: given.args[0].mul_(2), Sample((x(),), {}), to_host=torch.Tensor.cpu)
     repetition.first()
     with pytest.raises(UserError, match=r"the kernels change input\[0\] in place"):
         repetition.detect_changes(lambda call: call())

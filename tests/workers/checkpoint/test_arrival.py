@@ -12,19 +12,19 @@ from workers.checkpoint import save, verify
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.transfer.copier import copy
-from workers.checkpoint.transfer.readback import AT_ONCE, ReadBack
+from workers.checkpoint.transfer.readback import MIN_BATCH, ReadBack
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
 from workers.pool_storage import PoolStorage
 
-CHUNKS = 2 * AT_ONCE + 1
+CHUNKS = 2 * MIN_BATCH + 1
 """Of the checkpoint: two turns of the thread that reads back, and a last chunk of a few bytes."""
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    numbers = np.arange(2 * AT_ONCE * CHUNK_BYTES // 4, dtype=np.int32)
+    numbers = np.arange(2 * MIN_BATCH * CHUNK_BYTES // 4, dtype=np.int32)
     return save(tmp_path_factory.mktemp("arrival"), 1, {"t": {"large": numbers}}).path
 
 
@@ -63,10 +63,10 @@ def test_most_chunks_are_proved_before_the_last_one_has_come_and_commit_reads_on
 
         one._read_back._prove = noting
         assert len(one.missing()) == CHUNKS
-        arrive(one, sent, range(AT_ONCE))
+        arrive(one, sent, range(MIN_BATCH))
         one._read_back._settle()
-        assert [count for count, _ in proved] == [AT_ONCE]
-        arrive(one, sent, range(AT_ONCE, CHUNKS))
+        assert [count for count, _ in proved] == [MIN_BATCH]
+        arrive(one, sent, range(MIN_BATCH, CHUNKS))
         one.commit()
     assert sum(count for count, _ in proved) == CHUNKS
     assert all(name.startswith("read-back") for _, name in proved)
@@ -107,13 +107,13 @@ def test_a_byte_that_the_disk_changes_is_found_and_its_chunk_is_named(buffered, 
 def test_what_a_cut_left_is_read_back_and_only_the_rest_is_asked_for(source, sent, tmp_path):
     with incoming(source, sent, tmp_path) as one:
         one.missing()
-        arrive(one, sent, range(AT_ONCE + 1))
+        arrive(one, sent, range(MIN_BATCH + 1))
     shard = tmp_path / f".incoming-{source.name}" / sent[1]
     with shard.open("r+b") as file:
         file.seek(CHUNK_BYTES + 7)
         file.write(b"?")
     with incoming(source, sent, tmp_path) as again:
-        rest = [1, *range(AT_ONCE + 1, CHUNKS)]
+        rest = [1, *range(MIN_BATCH + 1, CHUNKS)]
         assert again.missing() == [(sent[1], number) for number in rest]
         arrive(again, sent, rest)
         again.commit()
@@ -125,11 +125,11 @@ def test_killed_between_two_chunks_what_was_written_is_used(source, sent, tmp_pa
     if child == 0:
         with incoming(source, sent, tmp_path) as one:
             one.missing()
-            arrive(one, sent, range(AT_ONCE + 2))
+            arrive(one, sent, range(MIN_BATCH + 2))
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not list(tmp_path.glob("step-*"))
-    assert copy(source, tmp_path)["transferred_bytes"] == sum(map(len, sent[2][AT_ONCE + 2 :]))
+    assert copy(source, tmp_path)["transferred_bytes"] == sum(map(len, sent[2][MIN_BATCH + 2 :]))
     assert is_whole(tmp_path, source)
 
 
@@ -147,13 +147,13 @@ def test_an_error_of_the_disk_is_raised_by_every_later_call():
         raise OSError(28, "No space left on device")
 
     after = ReadBack(fails)
-    for number in range(AT_ONCE):
+    for number in range(MIN_BATCH):
         after.add(("a", number))
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             after.finish()
     with pytest.raises(OSError, match="No space left"):
-        after.add(("a", AT_ONCE))
+        after.add(("a", MIN_BATCH))
     after.close()
 
 

@@ -18,7 +18,7 @@ from workers.checkpoint.format.step_folders import checkpoints_below, step_of
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint.transfer import stores
 from workers.checkpoint.transfer.copier import verify_location
-from workers.checkpoint.transfer.object_store import FETCHED_AGE_S
+from workers.checkpoint.transfer.object_store import CACHE_AGE_S
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.errors import CheckpointError
 
@@ -290,7 +290,7 @@ def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_
         save(root, 4, state(4), attempt="j-1a2b3c.1")
     background = save(root, 5, state(5), asynchronous=True)
     for one in checkpoints_below(tmp_path / "home" / "cache"):
-        long_ago = time.time() - FETCHED_AGE_S - 60
+        long_ago = time.time() - CACHE_AGE_S - 60
         os.utime(one, (long_ago, long_ago))
     assert load(root).step == 5
     assert [step_of(one) for one in checkpoints_below(tmp_path / "home" / "cache")] == [5]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from workers.checkpoint import list_checkpoints, load, prune, save, verify
-from workers.checkpoint.disk.files import Files, Writing
+from workers.checkpoint.disk.files import Files, OpenFile
 from workers.checkpoint.disk.retention import INCOMING_AGE_S, LEFTOVER_AGE_S
 from workers.checkpoint.format.manifest import NAME
 from workers.errors import CheckpointError
@@ -99,7 +99,7 @@ def test_everything_is_durable_before_the_manifest_appears_and_nothing_old_goes_
     log: list[tuple[str, ...]] = []
 
     def note(name: str, arguments: tuple[Any, ...]) -> None:
-        paths = [a.path if isinstance(a, Writing) else a for a in arguments if isinstance(a, Writing | Path)]
+        paths = [a.path if isinstance(a, OpenFile) else a for a in arguments if isinstance(a, OpenFile | Path)]
         log.append((name, *(path.name for path in paths)))
 
     save(tmp_path, 1, state(1))

@@ -10,7 +10,7 @@ import torch
 
 from cluster.errors import NotFound
 from workers.checkpoint import DamagedCheckpoint, latest, load, open_checkpoint, save, verify
-from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, digest_of
+from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, NAME, manifest_digest
 from workers.errors import CheckpointError
 
 SHARD = "shard-00001.safetensors"
@@ -41,7 +41,7 @@ def lie(folder: Path, change) -> None:
     """Rewrite the manifest after `change`, with a digest that holds."""
     data = json.loads((folder / NAME).read_text())
     change(data)
-    data["digest"] = digest_of(data)
+    data["digest"] = manifest_digest(data)
     (folder / NAME).write_text(json.dumps(data))
 
 
@@ -220,8 +220,8 @@ def test_a_manifest_that_is_no_manifest_is_refused(text, said, root, tied, image
 
 
 def test_a_manifest_of_absurd_size_is_not_read(root, tied, image):
-    os.truncate(second(root) / NAME, LARGEST_BYTES + 1)
-    refused_everywhere(second(root), f"a manifest has at most {LARGEST_BYTES}", tied, image)
+    os.truncate(second(root) / NAME, MAX_MANIFEST_BYTES + 1)
+    refused_everywhere(second(root), f"a manifest has at most {MAX_MANIFEST_BYTES}", tied, image)
 
 
 def test_malformed_trees_are_damage_and_leave_the_live_objects_alone(root, tied, image):

@@ -13,7 +13,7 @@ from torch import nn
 from workers.checkpoint import load, save
 from workers.checkpoint.exchange.exporter import export_checkpoint
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.format.manifest import DamagedCheckpoint, digest_of
+from workers.checkpoint.format.manifest import DamagedCheckpoint, manifest_digest
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -154,7 +154,7 @@ def test_a_manifest_with_extra_state_of_no_known_form_is_damaged(told, scaled, t
     path = Path(save(tmp_path / "own", 1, {"model": scaled}).path)
     text = json.loads((path / "MANIFEST.json").read_text())
     text["entries"]["model"]["tree"]["extra_state"] = told
-    (path / "MANIFEST.json").write_text(json.dumps(text | {"digest": digest_of(text)}))
+    (path / "MANIFEST.json").write_text(json.dumps(text | {"digest": manifest_digest(text)}))
     ways = (
         lambda: load(path),
         lambda: load(path, {"model": build()}),

@@ -8,7 +8,7 @@ import torch
 from workers.checkpoint import DamagedCheckpoint, import_checkpoint, load
 from workers.checkpoint.exchange.formats import read
 from workers.checkpoint.exchange.optimizer_state import NotOptimizerStateError, read_state_dict
-from workers.checkpoint.format.manifest import NAME, digest_of
+from workers.checkpoint.format.manifest import NAME, manifest_digest
 from workers.errors import CheckpointError
 
 
@@ -117,7 +117,7 @@ def test_a_manifest_that_lies_about_numbers_is_damage(tmp_path):
     ):
         data = json.loads(whole)
         lie(data["entries"]["optimizer"]["tree"])
-        (tmp_path / path / NAME).write_text(json.dumps(data | {"digest": digest_of(data)}))
+        (tmp_path / path / NAME).write_text(json.dumps(data | {"digest": manifest_digest(data)}))
         live = torch.nn.Linear(2, 3)
         with pytest.raises(DamagedCheckpoint, match="the optimizer's tree is malformed"):
             load(path, {"model": live, "optimizer": torch.optim.Adam(live.parameters())})

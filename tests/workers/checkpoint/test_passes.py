@@ -38,7 +38,7 @@ def compiled(home, monkeypatch):
     """For checkpoints of any size, and built once for this file."""
     monkeypatch.setenv("POLYFLEET_HOME", str(home))
     monkeypatch.delenv("POLYFLEET_NATIVE", raising=False)
-    monkeypatch.setattr(passes, "FROM_BYTES", 0)
+    monkeypatch.setattr(passes, "MIN_BYTES", 0)
     found = passes.compiled(0)
     assert found is not None, native.unavailable_reason()
     return found
@@ -270,7 +270,7 @@ def test_a_save_writes_the_same_bytes_and_hashes_with_and_without_compiled_code(
 
 def test_a_save_waits_for_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(native, "_known", {})
+    monkeypatch.setattr(native, "_libraries", {})
     save(tmp_path / "root", 1, STATE)
     assert not list((tmp_path / "home").rglob("*.so"))
     load(tmp_path / "root")
@@ -278,7 +278,7 @@ def test_a_save_waits_for_no_compiler(tmp_path, monkeypatch):
 
 
 def test_small_checkpoints_build_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(passes, "FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(passes, "MIN_BYTES", 1 << 20)
     save(tmp_path, 1, {"t": torch.ones(1000)})
     with CheckpointReader(next(tmp_path.glob("step-*"))) as reader:
         assert reader.native is None

@@ -21,7 +21,7 @@ from torch import nn
 from workers.checkpoint import export_checkpoint, load, save
 from workers.checkpoint.converter import convert
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.format.manifest import DamagedCheckpoint, digest_of
+from workers.checkpoint.format.manifest import DamagedCheckpoint, manifest_digest
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.checkpoint.transfer.copier import copy
 from workers.errors import CheckpointError
@@ -466,7 +466,7 @@ def test_a_form_that_a_stranger_wrote_writes_nothing_outside_the_target(tmp_path
     ]  # fmt: skip
     for form in forms:
         text["origin"]["files"] = form
-        text["digest"] = digest_of(text)
+        text["digest"] = manifest_digest(text)
         (path / "MANIFEST.json").write_text(json.dumps(text))
         with pytest.raises(DamagedCheckpoint):
             export_checkpoint(path, tmp_path / "out", format="trainer")
@@ -479,7 +479,7 @@ def test_a_manifest_without_a_form_is_read_and_exported_as_before(tmp_path):
     path = pathlib.Path(import_here(str(saved(value, tmp_path / "f.pt")), str(tmp_path / "in"))["path"])
     text = json.loads((path / "MANIFEST.json").read_text())
     assert "iter_num" in text.pop("origin")["files"]["f.pt"]
-    text["digest"] = digest_of(text)
+    text["digest"] = manifest_digest(text)
     (path / "MANIFEST.json").write_text(json.dumps(text))
     assert read_manifest(path).origin is None
     assert returned(path)["extra"]["iter_num"] == 40

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from workers.checkpoint.exchange.pickle_size_estimate import Unsound
 from workers.checkpoint.scripts.change_stamps import stamp
-from workers.checkpoint.scripts.completeness import look
-from workers.checkpoint.scripts.device_remap import loads_on, to_cpu, without_devices
+from workers.checkpoint.scripts.completeness import check
+from workers.checkpoint.scripts.device_remap import loads_on, replace_devices, to_cpu
 from workers.checkpoint.scripts.script_versions import hand_on, keep
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
@@ -68,11 +68,11 @@ def output(tmp_path):
 
 def test_a_file_of_torch_that_was_cut_off_anywhere_is_torn_and_the_whole_one_is_not(tmp_path):
     path = saved(tmp_path / "ckpt.pt")
-    assert look(path) == ("whole", "torch", "")
+    assert check(path) == ("whole", "torch", "")
     data = path.read_bytes()
     for size in (0, 1, 4, 100, len(data) // 2, len(data) - 30, len(data) - 1):
         path.write_bytes(data[:size])
-        assert look(path).state == "torn", size
+        assert check(path).state == "torn", size
 
 
 def test_one_flipped_bit_is_seen(tmp_path):
@@ -80,26 +80,26 @@ def test_one_flipped_bit_is_seen(tmp_path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert look(path).state == "torn" and "CRC" in look(path).why
+    assert check(path).state == "torn" and "CRC" in check(path).why
 
 
 def test_a_safetensors_file_that_is_shorter_than_its_header_says_is_torn(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(100), "b": torch.ones(3)}, path)
-    assert look(path) == ("whole", "safetensors", "")
-    assert look(cut(path, 0.9)).why.startswith("it has ") and "its header says" in look(path).why
-    assert look(cut(path, 0.01)).state == "torn"
+    assert check(path) == ("whole", "safetensors", "")
+    assert check(cut(path, 0.9)).why.startswith("it has ") and "its header says" in check(path).why
+    assert check(cut(path, 0.01)).state == "torn"
 
 
 def test_a_folder_of_dcp_is_torn_while_its_data_are_newer_than_its_metadata(tmp_path):
     folder, state = tmp_path / "dcp", {"model": torch.nn.Linear(4, 2).state_dict()}
     dcp.save(state, checkpoint_id=folder, no_dist=True)
-    assert look(folder) == ("whole", "dcp", "")
+    assert check(folder) == ("whole", "dcp", "")
     [data] = folder.glob("*.distcp")
     os.utime(data, ns=(0, (folder / ".metadata").stat().st_mtime_ns + 1))
-    assert look(folder) == ("torn", "dcp", f"{data.name} is newer than .metadata, which is written after it")
+    assert check(folder) == ("torn", "dcp", f"{data.name} is newer than .metadata, which is written after it")
     (folder / ".metadata").unlink()
-    assert look(folder).why == "it has no .metadata, which is written last"
+    assert check(folder).why == "it has no .metadata, which is written last"
 
 
 def test_a_folder_of_accelerate_is_torn_until_its_random_states_are_written(tmp_path):
@@ -107,13 +107,13 @@ def test_a_folder_of_accelerate_is_torn_until_its_random_states_are_written(tmp_
     folder.mkdir()
     save_file({"a": torch.ones(100)}, folder / "model.safetensors")
     torch.save({"state": {}, "param_groups": []}, folder / "optimizer.bin")
-    assert look(folder) == ("torn", "accelerate", "it has no random_states_0.pkl, which is written last")
+    assert check(folder) == ("torn", "accelerate", "it has no random_states_0.pkl, which is written last")
     torch.save({"step": 1}, folder / "random_states_0.pkl")
-    assert look(folder) == ("whole", "accelerate", "")
+    assert check(folder) == ("whole", "accelerate", "")
     save_file({"a": torch.zeros(100)}, folder / "model.safetensors")
     later = (folder / "random_states_0.pkl").stat().st_mtime_ns + 1
     os.utime(folder / "model.safetensors", ns=(later, later))
-    assert look(folder).why == "model.safetensors is newer than random_states_0.pkl, which is written after it"
+    assert check(folder).why == "model.safetensors is newer than random_states_0.pkl, which is written after it"
 
 
 def trainer_folder(folder: Path, step: int = 1, *, parts: int = 9) -> Path:
@@ -136,25 +136,25 @@ def trainer_folder(folder: Path, step: int = 1, *, parts: int = 9) -> Path:
 
 @pytest.mark.parametrize("format", ["auto", "trainer"])
 def test_a_folder_of_the_trainer_is_torn_until_its_state_is_written(tmp_path, format):  # noqa: A002
-    assert look(trainer_folder(tmp_path / "checkpoint-1"), format) == ("whole", "trainer", "")
+    assert check(trainer_folder(tmp_path / "checkpoint-1"), format) == ("whole", "trainer", "")
     for parts in range(3, 7):  # from its arguments on it is known for the Trainer's
         folder = trainer_folder(tmp_path / f"{parts}" / "checkpoint-2", 2, parts=parts)
-        assert look(folder, format) == ("torn", "trainer", "it has no trainer_state.json, which is written last")
+        assert check(folder, format) == ("torn", "trainer", "it has no trainer_state.json, which is written last")
     for newer in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
         folder = trainer_folder(tmp_path / newer / "checkpoint-3", 3)
         os.utime(folder / newer, (400, 400))
         why = f"{newer} is newer than trainer_state.json, which is written after it"
-        assert look(folder, format) == ("torn", "trainer", why)
+        assert check(folder, format) == ("torn", "trainer", why)
     os.utime(cut(tmp_path / "checkpoint-1" / "optimizer.pt"), (100, 100))
-    assert look(tmp_path / "checkpoint-1", format).why.startswith("optimizer.pt: it was not written completely")
+    assert check(tmp_path / "checkpoint-1", format).why.startswith("optimizer.pt: it was not written completely")
 
 
 def test_what_fsdp_shards_is_as_old_as_the_folder_it_lies_in(tmp_path):
     folder = trainer_folder(tmp_path / "checkpoint-1")
     dcp.save({"model": {"a": torch.ones(3)}}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
-    assert look(folder).why.endswith("is newer than trainer_state.json, which is written after it")
+    assert check(folder).why.endswith("is newer than trainer_state.json, which is written after it")
     os.utime(folder / "trainer_state.json")
-    assert look(folder) == ("whole", "trainer", "")
+    assert check(folder) == ("whole", "trainer", "")
 
 
 @pytest.mark.parametrize("format", ["auto", "trainer"])
@@ -162,7 +162,7 @@ def test_of_the_trainer_s_output_folder_the_newest_save_counts(output, format): 
     for step in (9, 100):
         trainer_folder(output / "run" / f"checkpoint-{step}", step)
     (output / "run" / "checkpoint-9" / "trainer_state.json").unlink()  # it is being removed
-    assert look(output / "run", format) == ("whole", "trainer", "")
+    assert check(output / "run", format) == ("whole", "trainer", "")
     assert keep(str(output), "run", format) == {"kept": True, "why": ""}
     trainer_folder(output / "run" / "checkpoint-200", 200, parts=4)
     why = "checkpoint-200: it has no trainer_state.json, which is written last"
@@ -176,7 +176,7 @@ def test_saves_whose_numbers_cannot_be_compared_are_unread(tmp_path):
     trainer_folder(tmp_path / "epoch_1")
     trainer_folder(tmp_path / "step_7")
     trainer_folder(tmp_path / "tmp-checkpoint-9")
-    assert look(tmp_path) == ("unread", "", "its format is not known")
+    assert check(tmp_path) == ("unread", "", "its format is not known")
 
 
 def test_what_nobody_can_tell_is_unread_and_never_unpickled(tmp_path):
@@ -186,26 +186,26 @@ def test_what_nobody_can_tell_is_unread_and_never_unpickled(tmp_path):
 
     path = tmp_path / "state.pkl"
     path.write_bytes(pickle.dumps(Harm()))
-    assert look(path) == ("unread", "", "its format is not known")
+    assert check(path) == ("unread", "", "its format is not known")
     torch.save({"a": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert look(tmp_path / "old.pt").state == "unread"
+    assert check(tmp_path / "old.pt").state == "unread"
     torch.save({"a": Harm()}, tmp_path / "harm.pt")
-    assert look(tmp_path / "harm.pt").state == "whole"
+    assert check(tmp_path / "harm.pt").state == "whole"
     assert to_cpu(tmp_path / "harm.pt", loads_on(*CPU)) == {}
     (tmp_path / "link.pt").symlink_to("harm.pt")
-    assert look(tmp_path / "link.pt").state == "unread"
-    assert look(tmp_path / "none.pt").state == "absent"
+    assert check(tmp_path / "link.pt").state == "unread"
+    assert check(tmp_path / "none.pt").state == "absent"
     assert not (tmp_path / "harmed").exists()
 
 
 def test_the_format_that_its_user_names_is_believed(tmp_path):
-    assert look(saved(tmp_path / "state"), "torch").state == "whole"
-    assert look(tmp_path / "state", "dcp").why == "dcp writes folders, and it is a file"
+    assert check(saved(tmp_path / "state"), "torch").state == "whole"
+    assert check(tmp_path / "state", "dcp").why == "dcp writes folders, and it is a file"
     (tmp_path / "folder").mkdir()
-    assert look(tmp_path / "folder").state == "absent"
+    assert check(tmp_path / "folder").state == "absent"
     shutil.copy(tmp_path / "state", tmp_path / "folder")
-    assert look(tmp_path / "folder").state == "unread"
-    assert look(tmp_path / "folder", "torch").why == "torch.save writes files, and it is a folder"
+    assert check(tmp_path / "folder").state == "unread"
+    assert check(tmp_path / "folder", "torch").why == "torch.save writes files, and it is a folder"
 
 
 # -- devices
@@ -219,10 +219,10 @@ def test_tensors_of_a_device_that_is_not_here_load_on_the_cpu_and_all_else_stays
     with pytest.raises((RuntimeError, AttributeError, ModuleNotFoundError, ImportError)):
         torch.load(path, weights_only=True)
     wanted = torch.load(path, map_location="cpu", weights_only=True)
-    assert look(path).state == "whole"
+    assert check(path).state == "whole"
     moved = to_cpu(path, loads_on(*CPU))
     assert moved == {device: 4 + 9}
-    assert (path.stat().st_size, path.stat().st_mtime_ns, look(path)) == (size, at, ("whole", "torch", ""))
+    assert (path.stat().st_size, path.stat().st_mtime_ns, check(path)) == (size, at, ("whole", "torch", ""))
     for options in ({"weights_only": True}, {"weights_only": False}, {"weights_only": True, "mmap": True}):
         found = torch.load(path, **options)
         assert str(found) == str(wanted) and found["config"] == config
@@ -239,11 +239,11 @@ def test_devices_that_the_next_node_has_stay_as_they_are(tmp_path):
 def test_a_text_that_is_also_something_else_is_left_alone(tmp_path):
     storage = b"(X\7\0\0\0storageq\1ctorch\nFloatStorage\nX\1\0\0\0" + b"0X\6\0\0\0cuda:0q\2K\4tQ"
     alone = b"\x80\2}q\0(X\1\0\0\0a" + storage + b"u."
-    moved = without_devices(alone, loads_on(*CPU))
+    moved = replace_devices(alone, loads_on(*CPU))
     assert moved[1] == {"cuda:0": 1} and len(moved[0]) == len(alone) and b"cuda" not in moved[0]
     also = b"\x80\2}q\0(X\1\0\0\0a" + storage + b"X\6\0\0\0deviceh\2u."
     with pytest.raises(Unsound, match="uses 'cuda:0' for other things than devices of tensors"):
-        without_devices(also, loads_on(*CPU))
+        replace_devices(also, loads_on(*CPU))
 
 
 def test_what_is_no_name_of_a_device_is_left_alone(output):
@@ -287,7 +287,7 @@ def test_a_save_that_was_cut_off_is_put_aside_and_the_last_whole_version_takes_i
     told = hand_on(str(output), "ckpt.pt", "auto", *CPU)
     assert told["found"] and path.read_bytes() == whole
     assert "ckpt.pt was half written" in told["text"] and "restored its last complete version" in told["text"]
-    assert look(output / "ckpt.pt.torn").state == "torn"
+    assert check(output / "ckpt.pt.torn").state == "torn"
     assert hand_on(str(output), "ckpt.pt", "auto", *CPU) == {"found": True, "text": "ckpt.pt (torch) is complete"}
 
 

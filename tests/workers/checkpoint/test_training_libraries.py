@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from workers.checkpoint import export_checkpoint
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.scripts.completeness import look
+from workers.checkpoint.scripts.completeness import check
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 RANKS = Path(__file__).with_name("library_ranks.py")
@@ -106,7 +106,7 @@ def test_accelerate_continues_from_its_own_folder(models, safe, tmp_path):
     run = WithAccelerate(models)
     assert run.train(3) == expected[:3]
     run.accelerator.save_state(str(tmp_path / "state"), safe_serialization=safe)
-    assert look(tmp_path / "state") == ("whole", "accelerate", "")
+    assert check(tmp_path / "state") == ("whole", "accelerate", "")
     told, back = returned(tmp_path / "state", tmp_path)
     assert (told["format"], told["step"], told["left_out"]) == ("accelerate", 3, [])
     assert sum(kind == "module" for kind in told["entries"].values()) == models
@@ -237,7 +237,7 @@ def test_the_trainer_continues_from_its_own_folder(adapter, step, tmp_path):
     whole = trainer(tmp_path / "run", adapter)
     whole.train()
     there = tmp_path / "run" / f"checkpoint-{step}"
-    assert look(there) == ("whole", "trainer", "")
+    assert check(there) == ("whole", "trainer", "")
     told, back = returned(there, tmp_path)
     assert (told["format"], told["step"]) == ("trainer", step)
     assert {"optimizer", "scheduler", "rng_state", "trainer_state"} <= set(told["entries"])
@@ -294,7 +294,7 @@ def test_lightning_continues_from_its_own_file(step, tmp_path):
     run, whole, data = lightning_run(tmp_path / "run")
     run.fit(whole, data)
     [there] = (tmp_path / "run").glob(f"*step={step}.ckpt")
-    assert look(there) == ("whole", "torch", "")
+    assert check(there) == ("whole", "torch", "")
     told, back = returned(there, tmp_path)
     assert (told["format"], told["step"], told["left_out"]) == ("torch", step, [])
     assert (told["entries"]["model"], told["entries"]["optimizer"]) == ("module", "optimizer")

@@ -16,7 +16,7 @@ import pytest
 
 from workers import discovery
 from workers.discovery import amd, amd_smi, apple, discover, intel, intel_gaudi, intel_smi, neuron, tpu
-from workers.discovery.card_reply import Answer, findings
+from workers.discovery.card_reply import CardReply, findings
 from workers.discovery.machine import Machine, sysfs_address
 
 GiB = 1 << 30
@@ -31,7 +31,7 @@ def spoilt(fields, name, value):
 
 @pytest.mark.parametrize("value", NONSENSE)
 def test_a_number_is_read_or_named_and_one_left_out_is_named_only_where_it_is_needed(value):
-    answer = Answer("card 3", "a tool", spoilt({"size": 5, "count": "7"}, "size", value))
+    answer = CardReply("card 3", "a tool", spoilt({"size": 5, "count": "7"}, "size", value))
     assert (answer.number("size"), answer.number("count")) == (None, 7)
     wrong = value is not None and value is not ABSENT
     assert answer.problem == (f"a tool reported {value!r} for size, which is not a valid number" if wrong else "")
@@ -42,9 +42,9 @@ def test_a_number_is_read_or_named_and_one_left_out_is_named_only_where_it_is_ne
 def test_a_finding_names_the_card_its_tool_what_this_said_and_what_to_do():
     line = f"{GAUDI.replace('0,', '1,', 1)}".replace("98304", "x").replace("97536", "-2")
     assert "x" in line and "-2" in line
-    cards = intel_gaudi.answers("\n".join([GAUDI, line, "card 2 lost"]))
+    cards = intel_gaudi.parse_replies("\n".join([GAUDI, line, "card 2 lost"]))
     intel_gaudi.devices(cards, 0)
-    rows = [Answer("GPU 0", "KFD", {}), Answer("GPU 1", "KFD", None)]
+    rows = [CardReply("GPU 0", "KFD", {}), CardReply("GPU 1", "KFD", None)]
     for row in rows:
         row.number("gfx_target_version", needed=True)
     assert [(f.level, f.subject, f.message, f.remedy) for f in findings("amd", [*cards, *rows], "do this")] == [
@@ -119,7 +119,7 @@ def test_a_line_of_hl_smi_that_lacks_a_field_costs_no_card(place):
     for value in ("N/A", "", "garbage", "-1"):
         cells = GAUDI.split(", ")
         cells[place] = value
-        told = intel_gaudi.answers("\n".join([GAUDI, ", ".join(cells), GAUDI.replace("0,", "2,", 1)]))
+        told = intel_gaudi.parse_replies("\n".join([GAUDI, ", ".join(cells), GAUDI.replace("0,", "2,", 1)]))
         first, ill, last = intel_gaudi.devices(told, 4)
         assert [(d.kind, d.index, d.total_memory_bytes) for d in (first, last)] == [
             ("intel:Gaudi2", 4, 96 * GiB),
@@ -201,7 +201,7 @@ def test_a_call_of_amd_smi_that_fails_costs_what_it_would_have_told(call, words,
     smi = Plain(AmdSmiException=SmiException, **{**READ, call: fail})
     if words == "absent":
         delattr(smi, call)
-    cards = [amd_smi.ask_card(smi, card, card) for card in range(3)]
+    cards = [amd_smi.query_card(smi, card, card) for card in range(3)]
     devices = [amd.Device("amd", "amd:MI300X", i, "AMD gfx942", pci_address=f"0000:{i}5:00.0") for i in range(3)]
     told, findings = amd_smi.add_details(devices, {"cards": cards})
     assert [d.index for d in told] == [0, 1, 2]

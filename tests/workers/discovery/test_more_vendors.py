@@ -66,7 +66,7 @@ def test_a_neuron_chip_without_its_driver_is_a_finding(machine):
 
 
 def test_gaudi_cards_are_told_but_not_offered():
-    cards = intel_gaudi.devices(intel_gaudi.answers((DATA / "gaudi-hl-smi.csv").read_text()), 2)
+    cards = intel_gaudi.devices(intel_gaudi.parse_replies((DATA / "gaudi-hl-smi.csv").read_text()), 2)
     assert [(d.kind, d.index, d.total_memory_bytes) for d in cards] == [
         ("intel:Gaudi2", 2, 96 * GiB),
         ("intel:Gaudi2", 3, 96 * GiB),

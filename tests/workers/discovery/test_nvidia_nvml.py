@@ -77,7 +77,7 @@ def test_a_call_that_fails_on_one_card_costs_at_most_that_card_whatever_the_erro
         (ill,) = [d for d in found if d.index == ILL]
         lost = call == nvml.HANDLE or code in nvml.UNUSABLE
         assert lost == bool(ill.unavailable_reason), code
-        if code in nvml.NOT_SO and call in nvml.OPTIONAL:
+        if code in nvml.MISSING_FEATURE_CODES and call in nvml.OPTIONAL:
             assert findings == []
             continue
         (finding,) = findings
@@ -187,7 +187,8 @@ def test_a_call_that_fails_on_one_slice_costs_at_most_that_slice(call, answers):
 def test_slices_that_nvml_does_not_tell_are_not_taken_for_none(answers):
     found, findings = answers({"nvmlDeviceGetMaxMigDeviceCount": {0: 999}}, **SLICES)
     assert found[0].unavailable_reason == (
-        f"MIG is on, but its slices are unknown: nvmlDeviceGetMaxMigDeviceCount failed: Unknown Error; {nvml.OTHERWISE}"
+        "MIG is on, but its slices are unknown: nvmlDeviceGetMaxMigDeviceCount failed: Unknown Error; "
+        f"{nvml.DEFAULT_REMEDY}"
     )
     assert "nvmlDeviceGetMaxMigDeviceCount failed" in findings[0].message
 

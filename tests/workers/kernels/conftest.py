@@ -30,7 +30,7 @@ def on_a_gpu(name):
     return name == "triton" and torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ
 
 
-@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.gpu] if on_a_gpu(n) else []) for n in registry.OWN])
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.gpu] if on_a_gpu(n) else []) for n in registry.BUILTIN])
 def kernels(request, absent):
     name = request.param
     if name not in MADE:

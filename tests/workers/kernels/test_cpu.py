@@ -20,7 +20,7 @@ from workers import native
 from workers.benchmark.accuracy import Rounding
 from workers.errors import KernelsUnavailable
 from workers.kernels.parts import cpu_proofs
-from workers.native.compiler import CHOICES
+from workers.native.compiler import COMPILERS
 
 ROOT = Path(__file__).parents[3]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -212,7 +212,7 @@ def test_without_a_compiler_the_reason_names_those_looked_for(tmp_path, monkeypa
     _nothing_built(tmp_path, monkeypatch)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ", ".join(CHOICES) in registry.unavailable_reason("cpu")
+    assert ", ".join(COMPILERS) in registry.unavailable_reason("cpu")
 
 
 def test_a_compiler_that_fails_is_told_before_anything_is_computed(tmp_path, monkeypatch):
@@ -252,4 +252,4 @@ def test_the_description_names_compiler_processor_and_threads(made):
 
 def _nothing_built(folder, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(folder / "home"))
-    monkeypatch.setattr(native, "_known", {})
+    monkeypatch.setattr(native, "_libraries", {})

@@ -17,7 +17,7 @@ from workers.kernels import tuner
 from workers.kernels.kernel_choice import get_kernels_info
 from workers.kernels.parts.classes import shape_class
 from workers.kernels.parts.fastest import Fastest
-from workers.kernels.tuner import Measured, Situation, choices, software_of
+from workers.kernels.tuner import KernelMeasurement, Situation, fastest_choices, software_of
 
 pytestmark = pytest.mark.full
 
@@ -54,9 +54,9 @@ def outside(tmp_path, monkeypatch):
         "broken = toy_kernels:Nothing\nnumpy = toy_kernels:Kernels\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._outside.cache_clear()
+    registry._plugins.cache_clear()
     yield
-    registry._outside.cache_clear()
+    registry._plugins.cache_clear()
 
 
 def test_importing_the_registry_imports_neither_torch_nor_a_driver():
@@ -109,7 +109,7 @@ def test_memory_that_is_not_there_is_refused_with_numbers():
 def line(kernels, speedup=2.0, low=1.5, right=True, software=None, **situation):
     given = {"kind": Fastest("cpu").kind, "operation": "softmax", "dtype": "float32", "shapes": "64+x4096"} | situation
     software = software_of(registry.create(kernels)) if software is None else software
-    return Measured(Situation(**given), kernels, software, speedup, low, speedup + 1, right)
+    return KernelMeasurement(Situation(**given), kernels, software, speedup, low, speedup + 1, right)
 
 
 class TestFastest:
@@ -123,28 +123,28 @@ class TestFastest:
             line("toy", 9.0, right=False, operation="silu"),
             line("toy", 1.2, low=0.9, dtype="float16"),
         ):
-            assert tuner.remember(one)
+            assert tuner.store_measurement(one)
         k = init_kernels("auto")
         assert {(s.operation, s.dtype): name for s, name in k.choices().items()} == {("softmax", "float32"): "toy"}
-        assert k.for_("softmax", draw(64, 3000)).name == "toy"
+        assert k.select("softmax", draw(64, 3000)).name == "toy"
         for other in (draw(63, 3000), draw(64, 5000), draw(64, 3000).half()):
-            assert k.for_("softmax", other).name == "torch"
-        assert k.for_("silu", draw(64, 3000)).name == "torch"
+            assert k.select("softmax", other).name == "torch"
+        assert k.select("silu", draw(64, 3000)).name == "torch"
 
     def test_what_other_software_measured_does_not_count(self, home, outside):
-        tuner.remember(line("toy", software="0123456789abcdef"))
+        tuner.store_measurement(line("toy", software="0123456789abcdef"))
         assert init_kernels().choices() == {}
 
     def test_a_later_measurement_replaces_an_earlier_one(self, home, outside):
-        tuner.remember(line("toy", 3.0))
-        tuner.remember(line("toy", 0.8, low=0.7))
+        tuner.store_measurement(line("toy", 3.0))
+        tuner.store_measurement(line("toy", 0.8, low=0.7))
         assert init_kernels().choices() == {}
 
     def test_what_is_chosen_stays_while_measurements_are_added(self, home, outside):
         k = init_kernels()
-        tuner.remember(line("toy", 3.0))
-        assert k.for_("softmax", draw(64, 3000)).name == "torch"
-        assert init_kernels().for_("softmax", draw(64, 3000)).name == "toy"
+        tuner.store_measurement(line("toy", 3.0))
+        assert k.select("softmax", draw(64, 3000)).name == "torch"
+        assert init_kernels().select("softmax", draw(64, 3000)).name == "toy"
 
     def test_it_computes_what_the_chosen_ones_compute(self, home, outside):
         for operation in ("rmsnorm", "softmax", "apply_rope", "matmul", "attention", "matmul_vec"):
@@ -152,7 +152,9 @@ class TestFastest:
                 c for c in CASES if c.operation == operation and c.name in ("3x13", "halves-partial", "grouped")
             ):
                 arrays = [one.shape for one in case.make() if isinstance(one, torch.Tensor)]
-                tuner.remember(line("toy", operation=operation, shapes=shape_class(operation, *(*arrays, ())[:2])))
+                tuner.store_measurement(
+                    line("toy", operation=operation, shapes=shape_class(operation, *(*arrays, ())[:2]))
+                )
         k = init_kernels()
         assert len(k.choices()) >= 3
         for case in CASES[::7]:
@@ -161,16 +163,16 @@ class TestFastest:
 
 class TestMeasurements:
     def test_lines_that_were_cut_or_are_nonsense_are_passed_over(self, home, outside):
-        tuner.remember(line("toy", 3.0))
+        tuner.store_measurement(line("toy", 3.0))
         with measurement_files.path(tuner.NAME).open("a") as file:
             file.write('{"kind": 3}\n[]\n"x"\n{"kind": "cpu", "operation": "softmax", "dtype"\n\0\n')
-        tuner.remember(line("toy", 4.0, operation="silu"))
-        assert [one.speedup for one in tuner.recorded()] == [3.0, 4.0]
+        tuner.store_measurement(line("toy", 4.0, operation="silu"))
+        assert [one.speedup for one in tuner.read_measurements()] == [3.0, 4.0]
 
     def test_a_home_that_cannot_be_written_costs_the_line_alone(self, tmp_path, monkeypatch):
         (tmp_path / "file").touch()
         monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file"))
-        assert not tuner.remember(line("numpy"))
+        assert not tuner.store_measurement(line("numpy"))
         assert init_kernels().choices() == {}
 
     def test_processes_that_write_at_once_lose_no_line(self, home):
@@ -183,7 +185,7 @@ class TestMeasurements:
         assert len(measurement_files.lines("many")) == 4 * 200
 
     def test_old_lines_are_forgotten_when_there_are_too_many(self, home, monkeypatch):
-        monkeypatch.setattr(measurement_files, "MOST_BYTES", 2000)
+        monkeypatch.setattr(measurement_files, "MAX_FILE_BYTES", 2000)
         for number in range(200):
             measurement_files.add("few", {"number": number})
         kept = measurement_files.lines("few")
@@ -204,7 +206,7 @@ def _rank(rank, world, store, folder, results):
     os.environ["POLYFLEET_HOME"] = f"{folder}/{rank}"  # each rank's node has a home of its own
     os.environ["POLYFLEET_NATIVE"] = "off"  # nothing is compiled anew for either home
     if rank == 1:
-        tuner.remember(line("numpy", 3.0, shapes="64+x4096"))
+        tuner.store_measurement(line("numpy", 3.0, shapes="64+x4096"))
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     results.put((rank, {s.operation: name for s, name in init_kernels().choices().items()}))
     dist.barrier()
@@ -241,7 +243,7 @@ def test_tuning_measures_checks_and_remembers(home, outside):
     found = comparison.tune(
         ["matmul_vec"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6, on_result=told.append
     )
-    assert found == told == tuner.recorded()
+    assert found == told == tuner.read_measurements()
     assert {one.situation.operation for one in found} == {"matmul_vec"}
     assert all(one.right and one.speedup > 0 for one in found)
 
@@ -252,7 +254,7 @@ def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
     monkeypatch.setattr(registry.load("toy"), "_silu", lambda self, x, out: out.copy_(x))
     found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
     assert found and not any(one.right for one in found)
-    assert choices(found[0].situation.kind, {"toy": found[0].software}) == {}
+    assert fastest_choices(found[0].situation.kind, {"toy": found[0].software}) == {}
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from workers.backends import create
 from workers.benchmark.networks import GPT2, Sizes
 from workers.kernels import tuner
 from workers.kernels.models import attention_patch, kernel_insertion, module_forms, module_swap
-from workers.kernels.models.call_recorder import Seen
-from workers.kernels.models.module_forms import Unlike, form_of
+from workers.kernels.models.call_recorder import RecordedCall
+from workers.kernels.models.module_forms import NotReplaceable, form_of
 from workers.kernels.parts.fastest import candidates, kind_of
-from workers.kernels.tuner import Measured, software_of
+from workers.kernels.tuner import KernelMeasurement, software_of
 from workers.optimizers import custom_kernels, passes
 from workers.optimizers.pass_context import Sample
 
@@ -120,7 +120,7 @@ class TestForms:
         if told is None:
             assert form_of(module) is None
         else:
-            with pytest.raises(Unlike, match=told):
+            with pytest.raises(NotReplaceable, match=told):
                 form_of(module)
 
     def test_hooked_replaced_and_parametrised_modules_are_left(self):
@@ -141,9 +141,9 @@ class TestForms:
             (replaced, "its forward was replaced"),
             (later, "its parameters are not loaded yet"),
         ):
-            with pytest.raises(Unlike, match=told):
+            with pytest.raises(NotReplaceable, match=told):
                 form_of(module)
-        with pytest.raises(Unlike):
+        with pytest.raises(NotReplaceable):
             form_of(short)
         assert form_of(normed) is None  # its weight is not its own any more
 
@@ -161,7 +161,7 @@ class TestForms:
 def swap_all(model, kernels="numpy"):
     sites, _ = kernel_insertion.find(model)
     for site in sites:
-        kernel_insertion.put(site, {form.operation: kernels for form in site.forms}, CPU)
+        kernel_insertion.insert(site, {form.operation: kernels for form in site.forms}, CPU)
     return [(site.name, *(form.operation for form in site.forms)) for site in sites]
 
 
@@ -208,7 +208,7 @@ class TestSwapping:
         for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
             assert torch.equal(one(x), want)
             assert kernel_insertion.restore(one) == 4 and type(one.after) is nn.LayerNorm
-        assert module_swap.swapped(model.after)
+        assert module_swap.has_kernels(model.after)
 
     def test_what_was_not_tried_is_computed_by_the_module(self):
         model = Block()
@@ -296,7 +296,7 @@ class TestTransformers:
             modeling_llama.ALL_ATTENTION_FUNCTIONS,
             type(llama.model.layers[0].self_attn),
         )
-        assert before == after and not any(map(module_swap.swapped, llama.modules()))
+        assert before == after and not any(map(module_swap.has_kernels, llama.modules()))
         assert llama.config._attn_implementation == model.config._attn_implementation
 
     def test_training_gives_the_gradients_of_the_modules(self, llama):
@@ -333,9 +333,9 @@ class TestTransformers:
         torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-5)
 
 
-def said(seen: Seen, kernels="numpy", speedup=2.0, low=1.5, right=True, **about):
+def said(seen: RecordedCall, kernels="numpy", speedup=2.0, low=1.5, right=True, **about):
     software = software_of(candidates(CPU)[kernels])
-    return Measured(
+    return KernelMeasurement(
         kernel_insertion.situation(seen, kind_of(CPU), **about), kernels, software, speedup, low, 3.0, right
     )
 
@@ -353,7 +353,7 @@ class TestFitting:
         assert [(one.operation, one.shapes[0]) for one in seen] == [
             ("rmsnorm", (2, 5, 64)), ("swiglu", (2, 5, 96)), ("layernorm", (2, 5, 64)), ("silu", (2, 5, 64))
         ]  # fmt: skip
-        assert torch.equal(model(x), want) and not any(map(module_swap.swapped, model.modules()))
+        assert torch.equal(model(x), want) and not any(map(module_swap.has_kernels, model.modules()))
 
     def test_only_what_was_measured_to_be_faster_is_swapped_and_the_rest_says_why(self):
         model, x = Block(), draw(2, 5, 64)
@@ -389,7 +389,7 @@ class TestPass:
         assert (
             "nothing has been measured on this device: run `polyfleet kernels tune`" in done.skipped["custom_kernels"]
         )
-        tuner.remember(said(calls(model, x)[0]))
+        tuner.store_measurement(said(calls(model, x)[0]))
         done = passes.apply(copy.deepcopy(model), one, work(backend, x))
         assert any(entry.startswith("custom_kernels: rmsnorm in 1 module by numpy") for entry in done.applied)
         assert "custom_kernels" in passes.apply(copy.deepcopy(model), one, work(backend, None)).skipped
@@ -397,12 +397,12 @@ class TestPass:
     def test_preparing_again_starts_from_the_model_as_it_was(self):
         model, x = Block().eval(), draw(2, 5, 64)
         backend = create("cpu")
-        tuner.remember(said(calls(model, x)[0]))
-        tuner.remember(said(calls(model, x)[0], compiled=True))
+        tuner.store_measurement(said(calls(model, x)[0]))
+        tuner.store_measurement(said(calls(model, x)[0], compiled=True))
         first = backend.prepare(model, "O3", x)
         assert any(entry.startswith("custom_kernels") for entry in first.applied), first.skipped
         again = backend.prepare(first.model, "O1", x)
-        assert not any(map(module_swap.swapped, again.model.modules()))
+        assert not any(map(module_swap.has_kernels, again.model.modules()))
 
     def test_the_function_measures_and_reports_and_restores(self, absent):
         if reason := registry.unavailable_reason("cpu"):
@@ -411,13 +411,15 @@ class TestPass:
         backend = create("cpu")
         mine = backend.prepare_model_with_custom_kernels(model.eval(), x)
         assert backend.report.model is mine and mine is not model
-        assert tuner.recorded() and {one.situation.operation for one in tuner.recorded()} >= {"layernorm"}
+        assert tuner.read_measurements() and {one.situation.operation for one in tuner.read_measurements()} >= {
+            "layernorm"
+        }
         torch.testing.assert_close(mine(x), model(x), rtol=1e-3, atol=1e-3)
         assert torch.equal(custom_kernels.restore_model(mine)(x), model(x))
 
     def test_a_kernel_that_answers_wrongly_is_taken_out_again(self, monkeypatch):
         model, x = Block().eval(), draw(2, 5, 64)
-        tuner.remember(said(calls(model, x)[0]))
+        tuner.store_measurement(said(calls(model, x)[0]))
         right = module_swap._RMSNorm._compute
 
         def wrong(self, x, form, kernels):

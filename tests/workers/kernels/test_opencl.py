@@ -135,7 +135,7 @@ class TestFaults:
 
     def test_nor_does_a_full_disk(self, opencl, monkeypatch):
         opencl.close()
-        monkeypatch.setattr(opencl_driver, "LEAST_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(opencl_driver, "MIN_FREE_BYTES", 1 << 60)
         with pytest.raises(KernelsFailed, match=r"program cannot be stored: .* bytes free; .* needed; free disk"):
             opencl.silu(torch.zeros(3))
         monkeypatch.undo()

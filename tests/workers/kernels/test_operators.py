@@ -204,11 +204,11 @@ def test_a_model_that_holds_an_operator_is_exported():
 def test_what_is_traced_mapped_or_cast_goes_through_the_dispatcher():
     x = draw(5, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not operators.at_once(x)
+        assert not operators.can_call_directly(x)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        assert not operators.at_once(x)
-    assert operators.at_once(x) and not operators.at_once(x.requires_grad_())
+        assert not operators.can_call_directly(x)
+    assert operators.can_call_directly(x) and not operators.can_call_directly(x.requires_grad_())
     with contextlib.suppress(RuntimeError), torch.no_grad():  # mapping an operator without a rule is torch's to refuse
         torch.vmap(lambda row: operators.silu(row, kernels=KERNELS))(x)

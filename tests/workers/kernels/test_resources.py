@@ -10,7 +10,7 @@ from workers.kernels import resources
 from workers.kernels.parts import triton_committed as committed
 from workers.kernels.parts import triton_table as table
 from workers.kernels.parts.triton_table import Config
-from workers.kernels.resources import Resources, allowed
+from workers.kernels.resources import Resources, refusal_reason
 
 SM_90, MI300 = table.TARGETS["sm_90"], table.TARGETS["gfx942"]
 DATA = json.loads(committed.COMMITTED.read_text())
@@ -41,7 +41,7 @@ def test_every_configuration_that_may_be_launched_is_in_it_and_none_spills(name,
         lines = DATA["lines"][f"{name} {dtype}"]
         for config in table.configs(on, itemsize, version):
             assert str(config) in lines, f"{name} {dtype} {config} was not compiled"
-            assert allowed(config, on, *lines[str(config)]) == ""
+            assert refusal_reason(config, on, *lines[str(config)]) == ""
 
 
 def test_the_page_shows_the_committed_table():
@@ -61,18 +61,18 @@ def test_the_page_shows_the_committed_table():
     ],
 )
 def test_what_exceeds_a_target_is_not_allowed(config, on, numbers, told):
-    assert allowed(config, on, *numbers).startswith(told)
-    assert bool(allowed(config, on, *numbers)) == bool(told)
+    assert refusal_reason(config, on, *numbers).startswith(told)
+    assert bool(refusal_reason(config, on, *numbers)) == bool(told)
 
 
 def test_a_launch_is_refused_that_the_committed_table_does_not_hold():
     torch = pytest.importorskip("torch")
-    from workers.kernels.parts.triton_launch import require_committed
+    from workers.kernels.parts.triton_launch import check_committed
 
     known = table.rows("rmsnorm", 4096, SM_90, (3, 7))
-    require_committed(known, torch.bfloat16, SM_90)
+    check_committed(known, torch.bfloat16, SM_90)
     with pytest.raises(UserError, match="has not been compiled ahead of time for sm_90"):
-        require_committed(Config("rmsnorm_rows", (1, 65536), 32), torch.bfloat16, SM_90)
+        check_committed(Config("rmsnorm_rows", (1, 65536), 32), torch.bfloat16, SM_90)
 
 
 def test_a_planted_configuration_that_spills_is_found_and_not_written(compiler):

@@ -19,7 +19,7 @@ from workers.native import compiler, store
 
 ROOT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, compiler.CHOICES)), reason="no C++ compiler is installed here"
+    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler is installed here"
 )
 
 
@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("POLYFLEET_NATIVE", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(native, "_known", {})
+    monkeypatch.setattr(native, "_libraries", {})
     return tmp_path / "home"
 
 
@@ -41,7 +41,7 @@ def source(tmp_path):
 
 
 def another_process(monkeypatch):
-    monkeypatch.setattr(native, "_known", {})
+    monkeypatch.setattr(native, "_libraries", {})
 
 
 def program(path: Path, lines: str) -> str:

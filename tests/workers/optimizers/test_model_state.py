@@ -6,8 +6,8 @@ from torch import nn
 
 from workers import backends
 from workers.backends.cpu import CPUBackend
-from workers.optimizers.compilers import compiled_with
-from workers.optimizers.model_state import unchanged
+from workers.optimizers.compilers import compile_with
+from workers.optimizers.model_state import preserve_state
 from workers.optimizers.pass_context import PassContext, as_sample, outputs
 from workers.optimizers.trial import outcome
 
@@ -48,7 +48,7 @@ CALLS = {
     "outputs are compared": lambda m: outputs(m, work().sample),
     "a pass is tried": lambda m: outcome(m, work()),
     "a pass is tried for training": lambda m: outcome(m, work(training=True)),
-    "it is compiled": lambda m: compiled_with(m, work(), "eager"),
+    "it is compiled": lambda m: compile_with(m, work(), "eager"),
 }
 
 
@@ -66,7 +66,7 @@ def test_what_a_preparation_calls_has_its_state_as_before(what):
 
 def test_a_table_that_the_first_call_makes_is_not_made_again():
     model = Generating().eval()
-    with unchanged(model):
+    with preserve_state(model):
         model(torch.rand(1, 4))
     table = model.table
     model(torch.rand(1, 4))
@@ -75,7 +75,7 @@ def test_a_table_that_the_first_call_makes_is_not_made_again():
 
 def test_state_is_restored_where_the_call_fails():
     model = Generating().eval()
-    with pytest.raises(RuntimeError), unchanged(model):
+    with pytest.raises(RuntimeError), preserve_state(model):
         model(torch.rand(1, 4))
         model(torch.rand(1, 5))
     assert_same(state(model), state(Generating()))
@@ -90,6 +90,6 @@ def test_a_prepared_model_begins_where_the_given_one_was():
 
 def test_lazy_modules_keep_what_their_first_call_initializes():
     model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d()).eval()
-    with unchanged(model):
+    with preserve_state(model):
         model(torch.rand(2, 3))
     assert (model[0].in_features, model[1].num_features, model(torch.rand(2, 3)).shape) == (3, 8, (2, 8))

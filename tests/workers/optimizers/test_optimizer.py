@@ -366,13 +366,13 @@ def test_strategies_tell_what_was_measured_here_and_nothing_else(needs_native):
 
 
 def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_path, monkeypatch):
-    speedup_history.remember("cpu", "2.13", "compile", 2.0)
+    speedup_history.record_speedup("cpu", "2.13", "compile", 2.0)
     speedup_history.path().write_text(speedup_history.path().read_text() + '{"kind": "cpu", "pa')
-    speedup_history.remember("cpu", "2.13", "compile", 8.0)
+    speedup_history.record_speedup("cpu", "2.13", "compile", 8.0)
     assert speedup_history.speedups("cpu")["compile"] in (2.0, 4.0)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file" / "below"))
-    speedup_history.remember("cpu", "2.13", "compile", 2.0)
+    speedup_history.record_speedup("cpu", "2.13", "compile", 2.0)
     assert speedup_history.speedups("cpu") == {}
 
 

@@ -65,13 +65,13 @@ def cpu():
 
 def test_looking_for_pairs_leaves_the_model_as_it_was():
     model = Remembering().eval()
-    assert batch_norm_folding.pairs(model) == [("conv", "bn")]
+    assert batch_norm_folding.foldable_pairs(model) == [("conv", "bn")]
     assert (model.last, model.calls.item()) == (None, 0)
 
 
 def test_only_a_convolution_that_feeds_a_batch_norm_alone_is_folded():
     model = TwoHeads().eval()
-    folded, pairs = copy.deepcopy(model), batch_norm_folding.pairs(model)
+    folded, pairs = copy.deepcopy(model), batch_norm_folding.foldable_pairs(model)
     assert pairs == [("other", "other_bn")]
     undo = batch_norm_folding.fold(folded, pairs)
     assert isinstance(folded.other_bn, nn.Identity)
@@ -84,7 +84,9 @@ def test_only_a_convolution_that_feeds_a_batch_norm_alone_is_folded():
 
 def test_a_shared_convolution_is_not_folded():
     conv = nn.Conv2d(2, 2, 1)
-    assert batch_norm_folding.pairs(nn.Sequential(conv, nn.BatchNorm2d(2), conv, nn.BatchNorm2d(2)).eval()) == []
+    assert (
+        batch_norm_folding.foldable_pairs(nn.Sequential(conv, nn.BatchNorm2d(2), conv, nn.BatchNorm2d(2)).eval()) == []
+    )
 
 
 def test_a_model_that_cannot_be_traced_says_so_and_still_runs():

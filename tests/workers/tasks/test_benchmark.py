@@ -29,7 +29,7 @@ def sample_input(batch_size):
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
     """Two seconds, until a case is steady, are for figures that somebody reads."""
-    monkeypatch.setattr(measurement, "WARMUP_MOST_S", 0.05)
+    monkeypatch.setattr(measurement, "MAX_WARMUP_S", 0.05)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from workers.device_info import DeviceInfo
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
-FILLED = ("uuid", "architecture", "driver_version", "pci_address", "numa_node", "tpu_version", "topology")
+DISCOVERED_FIELDS = ("uuid", "architecture", "driver_version", "pci_address", "numa_node", "tpu_version", "topology")
 """Fields filled from discovery if torch does not report them."""
 
 
@@ -23,7 +23,7 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
     memory, info = backend.get_memory_stats(), backend._info()
     own = {key: value for key, value in info.items() if key in DeviceInfo.model_fields and value not in ("", None)}
     discovered = _discovered(backend, str(own.get("uuid", "")))
-    from_discovery = {name: getattr(discovered, name) for name in FILLED} if discovered else {}
+    from_discovery = {name: getattr(discovered, name) for name in DISCOVERED_FIELDS} if discovered else {}
     native = tuple(sorted(name_of(dtype) for dtype in every_dtype() if backend.supports_dtype(dtype)))
     return DeviceInfo.model_validate(
         {
@@ -63,11 +63,11 @@ def _discovered(backend: "BaseBackend", uuid: str) -> DeviceInfo | None:
     """Find the same device in discovery by UUID, else by torch's number. Cached per backend object and device."""
     cached = backend.__dict__.setdefault("_found", {})
     if backend.device_id not in cached:
-        cached[backend.device_id] = next(iter(_same(backend, uuid)), None)
+        cached[backend.device_id] = next(iter(_matching_devices(backend, uuid)), None)
     return cached[backend.device_id]  # type: ignore[no-any-return]
 
 
-def _same(backend: "BaseBackend", uuid: str) -> list[DeviceInfo]:
+def _matching_devices(backend: "BaseBackend", uuid: str) -> list[DeviceInfo]:
     from workers.discovery import discover
     from workers.discovery.hardware import device_infos
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from cluster.errors import UserError
 
-Moved = dict[int, torch.Tensor]
+MovedTensors = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def _slots(module: nn.Module) -> list[_Slot]:
     ]
 
 
-def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Moved:
+def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> MovedTensors:
     """Move in place, like `Module.to`, but keep tied tensors tied. Returns id of each old tensor -> new tensor.
 
     An id is valid only while something, such as an optimizer, still references the old tensor.
@@ -47,13 +47,13 @@ def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | No
     elif any(slot.tensor.device != device for slot in before):
         # Not otherwise: torch cannot move quantized weights after compilation, not even to the device they are on.
         module.to(device)
-    moved: Moved = {}
+    moved: MovedTensors = {}
     for slot in before:
         slot.table[slot.name] = moved.setdefault(id(slot.tensor), slot.table[slot.name])
     return moved
 
 
-def rebind_optimizer(optimizer: torch.optim.Optimizer, moved: Moved, device: torch.device) -> None:
+def rebind_optimizer(optimizer: torch.optim.Optimizer, moved: MovedTensors, device: torch.device) -> None:
     """Point `optimizer`, in place, at the moved parameters and move its state; schedulers of it stay valid.
 
     Tensors that are not in `moved` stay; workers/optimizers/parameter_links.py rejects those that would be lost.

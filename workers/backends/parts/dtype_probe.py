@@ -16,9 +16,9 @@ TURNS = 7  # the two dtypes alternate, so that other load on the machine slows b
 # A dtype is native if a matrix product takes at most this many times as long as in float32. Ratios measured on CPUs,
 # sizes 256 and 512: bfloat16 1.9 with hardware units (AVX512_BF16), 3.7 to 5.3 without, 90 to 140 without vector code;
 # float16 1.0 with units, 63 to 130 without. A complex product is four real ones.
-SLOWER = 3.0
+MAX_SLOWDOWN = 3.0
 COMPLEX_PRODUCTS = 4
-HOPELESS = 20.0
+EARLY_STOP_FACTOR = 20.0
 """The probe stops after one turn if the dtype is this many times slower than the limit."""
 
 
@@ -27,12 +27,12 @@ def dtype_support_probe(backend: "BaseBackend", dtype: torch.dtype) -> str:
     name, key = name_of(dtype), probe_cache.key(backend.kind)
     support = probe_cache.read(key).get("dtypes", {}).get(name)
     if support is None:
-        support = _tried(backend, dtype)
+        support = _probe_dtype(backend, dtype)
         probe_cache.add(key, "dtypes", {name: support})
     return str(support)
 
 
-def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
+def _probe_dtype(backend: "BaseBackend", dtype: torch.dtype) -> str:
     if not preserves_dtype(backend, dtype):
         return "absent"
     if not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.float32:
@@ -42,7 +42,7 @@ def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
         return "native" if units and backend.device.type == "cuda" else "emulated"
     if matmul_seconds(backend, dtype) is None:
         return "absent"
-    return _timed(backend, dtype) if units is None else "native" if units else "emulated"
+    return _probe_speed(backend, dtype) if units is None else "native" if units else "emulated"
 
 
 def preserves_dtype(backend: "BaseBackend", dtype: torch.dtype) -> bool:
@@ -55,16 +55,16 @@ def preserves_dtype(backend: "BaseBackend", dtype: torch.dtype) -> bool:
     return torch.equal(back.view(torch.uint8), value.view(torch.uint8)) if dtype != torch.bool else bool(back.all())
 
 
-def _timed(backend: "BaseBackend", dtype: torch.dtype) -> str:
+def _probe_speed(backend: "BaseBackend", dtype: torch.dtype) -> str:
     reference = {torch.float64: torch.float64, torch.complex128: torch.float64}.get(dtype, torch.float32)
-    limit = SLOWER * (COMPLEX_PRODUCTS if dtype.is_complex else 1)
+    limit = MAX_SLOWDOWN * (COMPLEX_PRODUCTS if dtype.is_complex else 1)
     matmul_seconds(backend, reference)
     tested_s: list[float] = []
     reference_s: list[float] = []
     for _ in range(TURNS):
         tested_s.append(matmul_seconds(backend, dtype) or 0.0)
         reference_s.append(matmul_seconds(backend, reference) or 0.0)
-        if tested_s[0] > HOPELESS * limit * reference_s[0]:
+        if tested_s[0] > EARLY_STOP_FACTOR * limit * reference_s[0]:
             break
     return "native" if not min(reference_s) or min(tested_s) <= limit * min(reference_s) else "emulated"
 

@@ -25,12 +25,12 @@ def attention(choice: str, later: Later, device: torch.device) -> None:
         before, change = getattr(switch, f"{name}_sdp_enabled")(), getattr(switch, f"enable_{name}_sdp")
         later(change, before)
         change(name in ALLOWED[choice])
-    if not _attends(device):
+    if not _attention_works(device):
         message = f"attention is {choice!r}, but torch {torch.__version__} has no such kernel for {device}"
         raise UserError(message, "use 'auto' or 'math'")
 
 
-def _attends(device: torch.device) -> bool:
+def _attention_works(device: torch.device) -> bool:
     """Return whether the allowed kernels can compute a small attention. If not, the user's calls would fail too."""
     query = torch.zeros(1, 1, 16, 64, device=device, dtype=torch.float16 if device.type == "cuda" else torch.float32)
     with warnings.catch_warnings():

@@ -12,14 +12,14 @@ STATE = "state"
 Path = tuple[str | int, ...]
 
 
-def entry_of(path: Path, is_nested: bool) -> str:
+def entry_for(path: Path, is_nested: bool) -> str:
     """Return the entry of a value: its top-level key if the dict is nested and the key valid, else STATE."""
     first = path[0]
     return first if is_nested and isinstance(first, str) and ENTRY.fullmatch(first) else STATE
 
 
 def stored_name(path: Path, is_nested: bool) -> str:
-    entry = entry_of(path, is_nested)
+    entry = entry_for(path, is_nested)
     rest = path[1:] if entry != STATE or (is_nested and path[0] == STATE) else path
     return "/".join(map(str, (entry, *rest)))
 

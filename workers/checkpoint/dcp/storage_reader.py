@@ -23,7 +23,7 @@ from workers.checkpoint.disk.reader import CheckpointReader as Verified
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.boxes import Box, full_box
 from workers.checkpoint.format.manifest import NAME, TensorEntry
-from workers.checkpoint.format.manifest_checks import box_of
+from workers.checkpoint.format.manifest_checks import stored_box
 from workers.checkpoint.inspect import latest
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.convert import check_convertible
@@ -76,7 +76,7 @@ class PolyfleetStorageReader(StorageReader):
         work = [tensor_fill for _, tensor_fill in fills]
         reader.verify_chunks(chunk for tensor_fill in work for chunk in reader.chunks_of(tensor_fill.name))
         if self._on_lossy == "error":
-            _judge(dry_run(reader, work))
+            _raise_if_lossy(dry_run(reader, work))
         with torch.no_grad():
             fill(reader, work)
         for item, tensor_fill in fills:
@@ -112,7 +112,7 @@ class PolyfleetStorageReader(StorageReader):
 
 
 def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
-    boxes = [full_box(entry.shape)] if entry.view else [box_of(entry, stored) for stored in entry.shards]
+    boxes = [full_box(entry.shape)] if entry.view else [stored_box(entry, stored) for stored in entry.shards]
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=bits.torch_dtype(entry.dtype)),
         size=torch.Size(entry.shape),
@@ -133,7 +133,7 @@ def _set(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
         attributes["state_dict"][fqn] = value
 
 
-def _judge(changes: dict[str, Any]) -> None:
+def _raise_if_lossy(changes: dict[str, Any]) -> None:
     lossy = {name: change for name, change in changes.items() if change.values_changed}
     for name, change in lossy.items():
         raise CheckpointError(

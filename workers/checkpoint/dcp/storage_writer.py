@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from cluster.serialization import from_plain, to_plain
-from workers.checkpoint.dcp.names import STATE, entry_of, stored_name
+from workers.checkpoint.dcp.names import STATE, entry_for, stored_name
 from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
@@ -152,10 +152,10 @@ class PolyfleetStorageWriter(StorageWriter):
                     device=devices[fqn],
                 )
                 leaf = {"$tensor": name}
-            entry = entry_of(path, is_nested)
+            entry = entry_for(path, is_nested)
             _put(trees.setdefault(entry, {}), path[1:] if entry == path[0] and is_nested else path, leaf)
         entries = {
-            name: Entry("tree", STATE if name == STATE and not is_nested else "", _listed(value))
+            name: Entry("tree", STATE if name == STATE and not is_nested else "", _restore_lists(value))
             for name, value in trees.items()
         }
         created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -202,12 +202,12 @@ def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
     tree[path[-1]] = leaf
 
 
-def _listed(tree: Any) -> Any:
+def _restore_lists(tree: Any) -> Any:
     """Turn dicts with the keys 0, 1, 2, … back into lists; encode other non-string keys as `$dict`."""
     if not isinstance(tree, dict) or (tree and str(next(iter(tree))).startswith("$")):
         return tree
     if tree and all(type(key) is int for key in tree) and sorted(tree) == list(range(len(tree))):
-        return [_listed(tree[i]) for i in sorted(tree)]
+        return [_restore_lists(tree[i]) for i in sorted(tree)]
     if all(isinstance(key, str) for key in tree):
-        return {key: _listed(value) for key, value in tree.items()}
-    return {"$dict": [[key, _listed(value)] for key, value in tree.items()]}
+        return {key: _restore_lists(value) for key, value in tree.items()}
+    return {"$dict": [[key, _restore_lists(value)] for key, value in tree.items()]}

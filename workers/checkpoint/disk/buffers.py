@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-def aligned(size_bytes: int) -> memoryview:
+def allocate_aligned(size_bytes: int) -> memoryview:
     """Allocate anonymous memory that starts at a page, as O_DIRECT needs, in huge pages if available.
 
     A disk writes 8 contiguous MiB in a few requests, and 8 MiB in 2,048 separate pages in many: measured here, 3.2

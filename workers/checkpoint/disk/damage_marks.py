@@ -16,8 +16,8 @@ from cluster.untrusted_files import UnreadableFile, read_json
 from workers.checkpoint.format.manifest import FOLDER
 
 MARK = ".damaged"
-LONGEST_MARK_BYTES = 16 << 10
-LONGEST_REASON = 1000
+MAX_MARK_BYTES = 16 << 10
+MAX_REASON_LENGTH = 1000
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
@@ -25,7 +25,7 @@ def mark_damaged(folder: Path, reason: str) -> None:
     time = datetime.now(UTC).isoformat(timespec="seconds")
     part = folder / f"{MARK}.{secrets.token_hex(4)}"
     with part.open("x") as file:
-        json.dump({"reason": reason[:LONGEST_REASON], "found": time}, file)
+        json.dump({"reason": reason[:MAX_REASON_LENGTH], "found": time}, file)
     part.rename(folder / MARK)
 
 
@@ -46,10 +46,10 @@ def damage_reason(folder: Path) -> str:
         return ""
     mark = None
     with suppress(UnreadableFile, FileNotFoundError):
-        mark = read_json(folder / MARK, LONGEST_MARK_BYTES)
+        mark = read_json(folder / MARK, MAX_MARK_BYTES)
     if not isinstance(mark, dict) or not isinstance(mark.get("reason"), str) or not isinstance(mark.get("found"), str):
         return "it is marked as damaged"
-    return f"{mark['reason'][:LONGEST_REASON]} (found {mark['found'][:40]})"
+    return f"{mark['reason'][:MAX_REASON_LENGTH]} (found {mark['found'][:40]})"
 
 
 def damaged_checkpoints(root: Path) -> Iterator[tuple[Path, str]]:

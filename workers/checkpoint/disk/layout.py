@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from workers.checkpoint.disk.files import rounded_up
+from workers.checkpoint.disk.files import round_up_to_page
 from workers.checkpoint.disk.passes import Digest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 
@@ -122,5 +122,5 @@ def _header(pieces: tuple[TensorPiece, ...], metadata: Mapping[str, str]) -> byt
         start, end = end, end + piece.bytes
         entries[piece.key] = {"dtype": piece.code, "shape": list(piece.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    padded_bytes = rounded_up(8 + len(text)) - 8
+    padded_bytes = round_up_to_page(8 + len(text)) - 8
     return struct.pack("<Q", padded_bytes) + text.ljust(padded_bytes)

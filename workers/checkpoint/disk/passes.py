@@ -17,7 +17,7 @@ from workers.checkpoint.format.manifest import DamagedCheckpoint
 from workers.checkpoint.load_report import ConversionLoss
 from workers.errors import NativeUnavailable
 
-FROM_BYTES = 32 << 20
+MIN_BYTES = 32 << 20
 """Minimum size of a checkpoint for which code is built or loaded: building takes some seconds, once per node."""
 CODES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 SHORT_BYTES = 240
@@ -84,14 +84,16 @@ class Passes:
         return change.as_loss()
 
     def maps(self, descriptor: int, offset: int, size_bytes: int) -> bool:
-        """Check whether part of a file can be read by mapping it; if not, `over` uses read calls."""
+        """Check whether part of a file can be read by mapping it; if not, `run` uses read calls."""
         return bool(self._library.polyfleet_maps(descriptor, offset, size_bytes))
 
     def convert(self, source: int, target: int, count: int, dtypes: tuple[str, str], compare: bool) -> ConversionLoss:
         """Convert `count` values between two memory addresses; with `target` 0 only compare."""
         change = _Change()
         codes = CODES[dtypes[0]], CODES[dtypes[1]]
-        self._library.polyfleet_convert(source, target or None, count, *codes, ctypes.byref(change) if compare else None)
+        self._library.polyfleet_convert(
+            source, target or None, count, *codes, ctypes.byref(change) if compare else None
+        )
         return change.as_loss()
 
 
@@ -130,10 +132,10 @@ def address(data: Any) -> int:
 
 
 def compiled(size_bytes: int, build: bool = True) -> Passes | None:
-    """Return the passes, or None below FROM_BYTES or if native code is unavailable.
+    """Return the passes, or None below MIN_BYTES or if native code is unavailable.
     Without `build`, only code that an earlier load on this node has built is used: a save does not wait for a compiler.
     """
-    if size_bytes < FROM_BYTES:
+    if size_bytes < MIN_BYTES:
         return None
     try:
         library = native.library("checkpoint", flags=("-ffp-contract=off",), build=build)
@@ -146,4 +148,4 @@ def compiled(size_bytes: int, build: bool = True) -> Passes | None:
 
 def loaded() -> Passes | None:
     """Return the passes that an earlier `compiled` of this process loaded. Never builds anything."""
-    return _loaded[0] if _loaded and not native.turned_off() else None
+    return _loaded[0] if _loaded and not native.disabled_reason() else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 PIN = ".pinned"
 HOLD = ".held"
-HELD_S = 120.0
+HOLD_S = 120.0
 """Seconds a hold lasts. The copying process renews it, so no hold outlives that process for long."""
 
 
@@ -27,7 +27,7 @@ def is_pinned(folder: Path) -> bool:
 
 
 def hold(folder: Path) -> None:
-    """Protect a checkpoint for HELD_S from now on. Raises OSError, also if user code put a link there."""
+    """Protect a checkpoint for HOLD_S from now on. Raises OSError, also if user code put a link there."""
     descriptor = os.open(folder / HOLD, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.utime(descriptor)
@@ -37,6 +37,6 @@ def hold(folder: Path) -> None:
 
 def is_held(folder: Path) -> bool:
     try:
-        return abs(time.time() - os.lstat(folder / HOLD).st_mtime) < HELD_S
+        return abs(time.time() - os.lstat(folder / HOLD).st_mtime) < HOLD_S
     except OSError:
         return False

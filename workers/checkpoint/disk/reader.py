@@ -27,7 +27,7 @@ from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.load_report import ConversionLoss
 
 THREADS = 2
-AT_ONCE_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 """Bytes read and hashed at a time: they fit the processor's cache, and the kernel's read-ahead matches this size."""
 
 Chunk = tuple[str, int]
@@ -97,7 +97,7 @@ class CheckpointReader:
         yield from self._find_faults([c for c in self.all_chunks() if c[0] in sound], progress)
 
     def read_into(self, file: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset` on, without verifying: call `prove` first."""
+        """Fill `out` from `offset` on, without verifying: call `verify_chunks` first."""
         read_at(self.folder / file, self.descriptor(file), offset, out)
 
     def convert_into(
@@ -109,7 +109,7 @@ class CheckpointReader:
         return self._run_pass(file, offset, size_bytes, None, out, dtypes, count)
 
     def finish_verification(self) -> None:
-        """Verify the rest of what was read (see verifying_reader.py). Nothing to do here: `prove` did it before
+        """Verify the rest of what was read (see verifying_reader.py). Nothing to do here: `verify_chunks` did it before
         reading.
         """
 
@@ -125,7 +125,7 @@ class CheckpointReader:
         actual_bytes, saved_bytes = os.fstat(descriptor).st_size, self.manifest.files[file].bytes
         if actual_bytes != saved_bytes:
             if links.is_pointer(self.folder / file):
-                raise DamagedCheckpoint(*links.pointer_words(self.folder / file))
+                raise DamagedCheckpoint(*links.pointer_message(self.folder / file))
             inside = self._tensors_between(file, min(actual_bytes, saved_bytes), max(actual_bytes, saved_bytes))
             raise DamagedCheckpoint(
                 f"{self.folder / file} has {actual_bytes} bytes, {saved_bytes} were saved ({inside})"
@@ -169,9 +169,9 @@ class CheckpointReader:
 
     @staticmethod
     def scratch() -> memoryview:
-        """Return AT_ONCE_BYTES of memory of this thread, for bytes that are only hashed."""
+        """Return READ_BYTES of memory of this thread, for bytes that are only hashed."""
         if not hasattr(_scratch, "buffer"):
-            _scratch.buffer = memoryview(bytearray(AT_ONCE_BYTES))
+            _scratch.buffer = memoryview(bytearray(READ_BYTES))
         buffer: memoryview = _scratch.buffer
         return buffer
 
@@ -195,8 +195,8 @@ class CheckpointReader:
             self._run_pass(file, start, end - start, compiled)
             return compiled.hexdigest()
         buffer, digest = self.scratch(), xxhash.xxh3_128()
-        for position in range(start, end, AT_ONCE_BYTES):
-            part = buffer[: min(AT_ONCE_BYTES, end - position)]
+        for position in range(start, end, READ_BYTES):
+            part = buffer[: min(READ_BYTES, end - position)]
             self.read_into(file, position, part)
             digest.update(part)
         return digest.hexdigest()

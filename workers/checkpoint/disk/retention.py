@@ -97,7 +97,7 @@ def expired_checkpoints(others: list[Path], keep: int) -> list[Path]:
 def unfinished_saves(root: Path) -> list[Path]:
     """Unfinished folders that have not been written to for so long that their writer must be dead."""
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
-    return sorted(folder for folder in folders if _unfinished(folder) and _age_s(folder) > _patience_s(folder))
+    return sorted(folder for folder in folders if _unfinished(folder) and _age_s(folder) > _max_age_s(folder))
 
 
 def _unfinished(folder: Path) -> bool:
@@ -105,7 +105,7 @@ def _unfinished(folder: Path) -> bool:
     return step_of(folder.with_name(name)) >= 0 and not is_committed(folder)
 
 
-def _patience_s(folder: Path) -> float:
+def _max_age_s(folder: Path) -> float:
     return INCOMING_AGE_S if folder.name.startswith(INCOMING) else LEFTOVER_AGE_S
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import xxhash
 
 from workers.checkpoint.disk import passes
-from workers.checkpoint.disk.reader import AT_ONCE_BYTES, CheckpointReader, Chunk
+from workers.checkpoint.disk.reader import READ_BYTES, CheckpointReader, Chunk
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.load_report import ConversionLoss
 
 
 class VerifyingReader(CheckpointReader):
-    """Reader whose `read_into` hashes each chunk on first reading; `settle` verifies all that was read."""
+    """Reader whose `read_into` hashes each chunk on first reading; `finish_verification` verifies all that was read."""
 
     def __init__(self, folder: Path, follow: bool = False):
         super().__init__(folder, follow)
-        self._open_chunks: dict[Chunk, _Chunk] = {}
+        self._open_chunks: dict[Chunk, _ChunkHash] = {}
 
     def read_into(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on. Raises DamagedCheckpoint if a chunk that ends here is not what was saved."""
@@ -73,28 +73,28 @@ class VerifyingReader(CheckpointReader):
             if hashed_bytes < len(part):
                 self._read_and_hash(chunk, state, part[hashed_bytes:])
 
-    def _read_and_hash(self, chunk: Chunk, state: "_Chunk", part: memoryview) -> None:
+    def _read_and_hash(self, chunk: Chunk, state: "_ChunkHash", part: memoryview) -> None:
         """Read and hash the next bytes of the chunk."""
         if isinstance(state.digest, passes.Digest):
             self._run_pass(chunk[0], state.position, len(part), state.digest, part)
             self._advance(chunk, state, len(part))
             return
-        for start in range(0, len(part), AT_ONCE_BYTES):
-            piece = part[start : start + AT_ONCE_BYTES]
+        for start in range(0, len(part), READ_BYTES):
+            piece = part[start : start + READ_BYTES]
             super().read_into(chunk[0], state.position, piece)
             state.digest.update(piece)
             self._advance(chunk, state, len(piece))
 
-    def _chunk(self, chunk: Chunk) -> "_Chunk":
+    def _chunk(self, chunk: Chunk) -> "_ChunkHash":
         file, index = chunk
         end = min((index + 1) * CHUNK_BYTES, self.manifest.files[file].bytes)
         with self._lock:
             if chunk not in self._open_chunks:
                 compiled = self.native if end - index * CHUNK_BYTES > passes.SHORT_BYTES else None
-                self._open_chunks[chunk] = _Chunk(index * CHUNK_BYTES, end, compiled)
+                self._open_chunks[chunk] = _ChunkHash(index * CHUNK_BYTES, end, compiled)
             return self._open_chunks[chunk]
 
-    def _hash_until(self, chunk: Chunk, state: "_Chunk", until: int) -> None:
+    def _hash_until(self, chunk: Chunk, state: "_ChunkHash", until: int) -> None:
         """Hash up to byte `until` without keeping the data."""
         if until > state.position and isinstance(state.digest, passes.Digest):
             size_bytes = until - state.position
@@ -103,12 +103,12 @@ class VerifyingReader(CheckpointReader):
             return
         buffer = self.scratch()
         while state.position < until:
-            piece = buffer[: min(AT_ONCE_BYTES, until - state.position)]
+            piece = buffer[: min(READ_BYTES, until - state.position)]
             super().read_into(chunk[0], state.position, piece)
             state.digest.update(piece)
             self._advance(chunk, state, len(piece))
 
-    def _advance(self, chunk: Chunk, state: "_Chunk", size_bytes: int) -> None:
+    def _advance(self, chunk: Chunk, state: "_ChunkHash", size_bytes: int) -> None:
         state.position += size_bytes
         if state.position == state.end:
             if state.digest.hexdigest() != self.manifest.files[chunk[0]].xxh3_128[chunk[1]]:
@@ -116,8 +116,8 @@ class VerifyingReader(CheckpointReader):
             self._verified.add(chunk)
 
 
-class _Chunk:
-    """Hash state of one chunk: hashed up to byte `at`, complete at `end`."""
+class _ChunkHash:
+    """Hash state of one chunk: hashed up to byte `position`, complete at `end`."""
 
     def __init__(self, start: int, end: int, compiled: passes.Passes | None):
         self.position, self.end = start, end

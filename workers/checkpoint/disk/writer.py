@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers.checkpoint.disk import passes
-from workers.checkpoint.disk.buffers import aligned
-from workers.checkpoint.disk.files import Files, Writing, rounded_up
+from workers.checkpoint.disk.buffers import allocate_aligned
+from workers.checkpoint.disk.files import Files, OpenFile, round_up_to_page
 from workers.checkpoint.disk.layout import Layout
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
 from workers.checkpoint.format.manifest import FileEntry
@@ -29,7 +29,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._memory = aligned(1)
+        self._memory = allocate_aligned(1)
         self._starts: dict[str, int] = {}
 
     def copy_shards(self, layouts: list[Layout]) -> None:
@@ -37,16 +37,16 @@ class Arena:
         self._starts, end = {}, 0
         for layout in layouts:
             self._starts[layout.file] = end
-            end += rounded_up(layout.size_bytes)
+            end += round_up_to_page(layout.size_bytes)
         if end > len(self._memory):
-            self._memory = aligned(end)
+            self._memory = allocate_aligned(end)
         work = [(layout, index) for layout in layouts for index in range(layout.chunks)]
         _in_threads(work, lambda item, _: item[0].fill(item[1], self.chunk(*item)), scratch=False)
 
     def chunk(self, layout: Layout, index: int) -> memoryview:
         """Memory of a chunk, up to the next page boundary."""
         begin = self._starts[layout.file] + index * CHUNK_BYTES
-        end = self._starts[layout.file] + min((index + 1) * CHUNK_BYTES, rounded_up(layout.size_bytes))
+        end = self._starts[layout.file] + min((index + 1) * CHUNK_BYTES, round_up_to_page(layout.size_bytes))
         return self._memory[begin:end]
 
     def piece(self, layout: Layout, offset: int, size_bytes: int) -> memoryview:
@@ -61,7 +61,7 @@ class _Shard:
 
     layout: Layout
     remaining_chunks: int
-    file: Writing | None = None
+    file: OpenFile | None = None
     digests: dict[int, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,7 +75,7 @@ def write_shards(
     """
     shards = [_Shard(layout, layout.chunks) for layout in layouts]
     total_bytes = sum(layout.size_bytes for layout in layouts)
-    counter, compiled = _Told(total_bytes, progress), passes.compiled(total_bytes, build=False)
+    counter, compiled = _ByteCounter(total_bytes, progress), passes.compiled(total_bytes, build=False)
 
     def write(item: tuple[_Shard, int], scratch: memoryview) -> None:
         shard, index = item
@@ -117,7 +117,7 @@ def _put(files: Files, folder: Path, shard: _Shard, index: int, data: memoryview
         files.finish(shard.file)
 
 
-class _Told:
+class _ByteCounter:
     """Report the number of bytes done, from any thread."""
 
     def __init__(self, total: int, progress: Progress | None):
@@ -136,7 +136,7 @@ def _in_threads(work: list, do: Callable, scratch: bool) -> None:  # type: ignor
     errors: list[BaseException] = []  # the first is the cause; later ones may be consequences
 
     def run() -> None:
-        buffer = aligned(CHUNK_BYTES) if scratch else memoryview(b"")
+        buffer = allocate_aligned(CHUNK_BYTES) if scratch else memoryview(b"")
         while not errors:
             with lock:
                 item = next(items, None)

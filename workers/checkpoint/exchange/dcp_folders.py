@@ -8,18 +8,18 @@ from typing import Any
 from cluster import sandbox
 from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.checkpoint.exchange import pickle_symbols
-from workers.checkpoint.exchange.optimizer_state import MOST, is_optimizer
+from workers.checkpoint.exchange.optimizer_state import MAX_PARAMETERS, is_optimizer
 from workers.checkpoint.exchange.pickle_symbols import PickledCall
 from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.tensors import ForeignTensor, Parts, Reference
 from workers.checkpoint.exchange.torch_archive import Archive
-from workers.checkpoint.format.links import real
+from workers.checkpoint.format.links import resolve_links
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
-BESIDE = "meta.pt"
+EXTRA_FILE = "meta.pt"
 """Lightning's file for everything else in a sharded checkpoint: step, loops, callbacks, schedulers."""
-_Place = tuple[Path, int, int]
+_Location = tuple[Path, int, int]
 """File, offset and length."""
 
 
@@ -27,17 +27,17 @@ def read_dcp(source: Path, plain: PickleDecoder) -> Any:
     """Read the state dict that was saved. Raises CheckpointError."""
     metadata_path = source / ".metadata"
     os.close(open_regular(metadata_path))  # raises with the reason if it is not a readable file
-    sandbox.raise_limits(metadata_bytes=min(metadata_path.stat().st_size, pickle_symbols.LARGEST_BYTES))
+    sandbox.raise_limits(metadata_bytes=min(metadata_path.stat().st_size, pickle_symbols.MAX_PICKLE_BYTES))
     try:
-        pickled = read_bytes(real(metadata_path), pickle_symbols.LARGEST_BYTES)
+        pickled = read_bytes(resolve_links(metadata_path), pickle_symbols.MAX_PICKLE_BYTES)
     except UnreadableFile as e:
         raise CheckpointError(e.message, "check that the folder is complete, then run it again") from None
     metadata = pickle_symbols.read(pickled, str(metadata_path))
     try:
-        locations: dict[str, dict[tuple[int, ...], _Place]] = {}
+        locations: dict[str, dict[tuple[int, ...], _Location]] = {}
         for key, value in metadata.state["storage_data"].items():
             fqn, offset = _index(key)
-            locations.setdefault(fqn, {})[offset] = _place(source, value)
+            locations.setdefault(fqn, {})[offset] = _location(source, value)
         tensor_metadata = {_text(fqn): meta for fqn, meta in metadata.state["state_dict_metadata"].items()}
         paths = metadata.state.get("planner_data") or {}
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as e:
@@ -45,19 +45,21 @@ def read_dcp(source: Path, plain: PickleDecoder) -> Any:
             f"{metadata_path} is not metadata of DCP: {e!r:.200}",
             "check that the folder is complete, then run it again",
         ) from None
-    _check_apart(metadata_path, [location for parts in locations.values() for location in parts.values()])
+    _check_overlaps(metadata_path, [location for parts in locations.values() for location in parts.values()])
     nested: dict[Any, Any] = {}
     for fqn, meta in tensor_metadata.items():
         parts = locations.get(fqn, {})
         if meta.what.endswith("BytesStorageMetadata"):
-            value = _blob(next(iter(parts.values())), plain, fqn)
+            value = _read_item(next(iter(parts.values())), plain, fqn)
         else:
-            value = _joined(fqn, meta, {offset: _blob(location, plain, fqn) for offset, location in parts.items()})
+            value = _join_parts(
+                fqn, meta, {offset: _read_item(location, plain, fqn) for offset, location in parts.items()}
+            )
         _put(nested, tuple(paths.get(fqn, (fqn,))), value)
-    return _listed(nested)
+    return _restore_lists(nested)
 
 
-def _check_apart(metadata_path: Path, locations: "list[_Place]") -> None:
+def _check_overlaps(metadata_path: Path, locations: "list[_Location]") -> None:
     """Check that items do not overlap: otherwise a small file could be read any number of times."""
     for (file, start, size), (other, next_start, _) in pairwise(sorted(locations)):
         if file == other and start + size > next_start:
@@ -86,7 +88,7 @@ def _sizes(size: PickledCall) -> tuple[int, ...]:
     return sizes
 
 
-def _place(source: Path, value: PickledCall) -> _Place:
+def _location(source: Path, value: PickledCall) -> _Location:
     fields = value.state
     name = fields["relative_path"]
     if not isinstance(name, str) or Path(name).name != name:
@@ -99,13 +101,13 @@ def _place(source: Path, value: PickledCall) -> _Place:
     return source / name, *numbers
 
 
-def _blob(location: _Place, plain: PickleDecoder, fqn: str) -> Any:
+def _read_item(location: _Location, plain: PickleDecoder, fqn: str) -> Any:
     archive = Archive(*location)
     plain.allow(fqn, archive.pickle_bytes)
     return plain.value(archive.value, fqn)
 
 
-def _joined(fqn: str, meta: PickledCall, parts: dict[tuple[int, ...], Any]) -> Any:
+def _join_parts(fqn: str, meta: PickledCall, parts: dict[tuple[int, ...], Any]) -> Any:
     """Return a tensor. A sharded one stays in parts, which the importer writes as shards of one tensor."""
     size = _sizes(meta.state["size"])
     if any(part is None for part in parts.values()):
@@ -126,20 +128,20 @@ def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
     tree[path[-1]] = leaf
 
 
-def _numbered(state: dict[Any, Any], groups: list[dict[str, Any]]) -> dict[Any, Any]:
+def _restore_numbers(state: dict[Any, Any], groups: list[dict[str, Any]]) -> dict[Any, Any]:
     """Restore an optimizer's state: DCP writes numbers as text, and leaves out what is empty."""
-    numbers = (key for group in groups for key in group["params"] if type(key) is int and 0 <= key < MOST)
+    numbers = (key for group in groups for key in group["params"] if type(key) is int and 0 <= key < MAX_PARAMETERS)
     by_text = {str(key): key for key in numbers}
-    return {by_text.get(key, key): _listed(slots) for key, slots in state.items()}
+    return {by_text.get(key, key): _restore_lists(slots) for key, slots in state.items()}
 
 
-def _listed(tree: Any) -> Any:
+def _restore_lists(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
-    items = {key: _listed(value) for key, value in tree.items()}
+    items = {key: _restore_lists(value) for key, value in tree.items()}
     if is_optimizer(items | {"state": {}}):
         state = tree.get("state", {})
-        return items | {"state": _numbered(state, items["param_groups"]) if isinstance(state, dict) else state}
+        return items | {"state": _restore_numbers(state, items["param_groups"]) if isinstance(state, dict) else state}
     if items and all(type(key) is int for key in items) and sorted(items) == list(range(len(items))):
         return [items[i] for i in sorted(items)]
     return items

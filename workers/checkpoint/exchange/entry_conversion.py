@@ -12,12 +12,12 @@ from workers.checkpoint.exchange.tensors import ForeignTensor
 from workers.checkpoint.exchange.torch_archive import Archive
 from workers.checkpoint.format.manifest_checks import open_regular
 
-_SHORT = {
+_ENTRY_NAMES = {
     "state_dict": "model", "model_state_dict": "model",
     "optimizer_state_dict": "optimizer", "optimizer_states": "optimizer",
 }  # fmt: skip
 """Names that Lightning and torch's own tutorials use, and ours."""
-_USUAL = {*_SHORT, "model", "optim", "optimizer"}
+_PLAIN_NAMES = {*_ENTRY_NAMES, "model", "optim", "optimizer"}
 """Names that are used as entry names without a prefix."""
 
 
@@ -30,7 +30,7 @@ def read_value(path: Path, plain: PickleDecoder) -> Any:
     return plain.value(archive.value, path.name)
 
 
-def take(state: ImportedState, value: Any) -> None:
+def add_entries(state: ImportedState, value: Any) -> None:
     """Add a value's entries to `state`: a module, an optimizer, or each such item of a dict as an entry."""
     if is_state_dict(value):
         state.module("model", value)
@@ -44,25 +44,25 @@ def take(state: ImportedState, value: Any) -> None:
     rest = {}
     for key, item in value.items():
         if isinstance(key, str) and is_state_dict(item):
-            state.module(state.free_name(_SHORT.get(key, key)), item)
-        elif isinstance(key, str) and take_optimizers(state, _SHORT.get(key, key), item):
+            state.module(state.free_name(_ENTRY_NAMES.get(key, key)), item)
+        elif isinstance(key, str) and add_optimizer_entries(state, _ENTRY_NAMES.get(key, key), item):
             continue
         elif isinstance(key, str) and isinstance(item, dict | list):
-            _take_nested(state, key, item)
+            _add_nested(state, key, item)
         else:
             rest[key] = item
     if rest:
         state.plain(state.free_name("extra"), rest)
 
 
-def _take_nested(state: ImportedState, name: str, value: Any) -> None:
+def _add_nested(state: ImportedState, name: str, value: Any) -> None:
     """Add models and optimizers in an inner dict as entries.
     Examples: {"app": {"model", "optim"}} of torch's tutorial and {"nets": {"g", "d"}} of a GAN.
     """
     inner = value if isinstance(value, dict) else {}
     parts = {key: item for key, item in inner.items() if isinstance(key, str) and _is_part(item)}
     for key, item in parts.items():
-        entry = state.free_name(_SHORT.get(key, key) if key in _USUAL else f"{name}.{key}")
+        entry = state.free_name(_ENTRY_NAMES.get(key, key) if key in _PLAIN_NAMES else f"{name}.{key}")
         if is_optimizer(item):
             state.optimizer(entry, item)
         else:
@@ -76,7 +76,7 @@ def _is_part(value: Any) -> bool:
     return is_optimizer(value) or is_state_dict(value)
 
 
-def take_optimizers(state: ImportedState, name: str, value: Any) -> bool:
+def add_optimizer_entries(state: ImportedState, name: str, value: Any) -> bool:
     """Add `value` if it is one optimizer, or several and nothing else; return whether it was.
     Several become `name.0`, `name.1`, …
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.exchange.dcp_folders import BESIDE
+from workers.checkpoint.exchange.dcp_folders import EXTRA_FILE
 from workers.checkpoint.exchange.source_form import ROOT_DEPTH
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
@@ -49,13 +49,13 @@ class Values:
         """Return the value of the imported file; for any other checkpoint its entries."""
         if self.origin is None or self.origin.format not in SINGLE:
             return self.entries()
-        names = [name for name in self.origin.files if name != BESIDE or self.origin.format != "dcp"]
+        names = [name for name in self.origin.files if name != EXTRA_FILE or self.origin.format != "dcp"]
         return self.file(*names) if len(names) == 1 else self.entries()
 
     def extra_file(self) -> Any:
         """Return the content of the extra file in a DCP folder, or None."""
-        has_file = self.origin is not None and self.origin.format == "dcp" and BESIDE in self.origin.files
-        return self.file(BESIDE) if has_file else None
+        has_file = self.origin is not None and self.origin.format == "dcp" and EXTRA_FILE in self.origin.files
+        return self.file(EXTRA_FILE) if has_file else None
 
     def file(self, name: str) -> Any:
         """Return the content of file `name` of the source. Raises DamagedCheckpoint if its form is malformed."""
@@ -89,7 +89,7 @@ class Values:
             name, versions = content
             return _module_state(self._entry_once(name), tree.decode(versions, self._leaf, depth, self._decode_tag))
         value = tree.decode(content, self._leaf, depth, self._decode_tag)
-        return _module_state(*value) if tag == "$module_state" else _rebuilt(tag, value)
+        return _module_state(*value) if tag == "$module_state" else _rebuild(tag, value)
 
     def _entry_once(self, name: str) -> Any:
         """Return an entry, once per file: otherwise a small form could include a large entry a million times."""
@@ -114,26 +114,26 @@ def _module_state(tensors: Any, versions: Any) -> Any:
         kind = (
             OrderedDict if isinstance(versions, OrderedDict) else dict
         )  # torch uses OrderedDict, scripts may use dict
-        state_dict._metadata = _checked(versions, kind)  # type: ignore[attr-defined]
+        state_dict._metadata = _check_type(versions, kind)  # type: ignore[attr-defined]
     return state_dict
 
 
-def _rebuilt(tag: str, content: Any) -> Any:
+def _rebuild(tag: str, content: Any) -> Any:
     """Build the object of a leaf. Raises LookupError, TypeError or ValueError for an invalid one."""
     if tag == "$namespace":
-        return argparse.Namespace(**_checked(content, dict))
+        return argparse.Namespace(**_check_type(content, dict))
     if tag == "$path":
-        return Path(_checked(content, str))
+        return Path(_check_type(content, str))
     if tag == "$size":
-        return torch.Size(_checked(content, tuple))
+        return torch.Size(_check_type(content, tuple))
     if tag == "$device":
-        return torch.device(_checked(content, str))
-    if tag == "$dtype" and isinstance(dtype := getattr(torch, _checked(content, str), None), torch.dtype):
+        return torch.device(_check_type(content, str))
+    if tag == "$dtype" and isinstance(dtype := getattr(torch, _check_type(content, str), None), torch.dtype):
         return dtype
     raise LookupError(f"{tag} is not a known leaf")
 
 
-def _checked(content: Any, kind: type) -> Any:
+def _check_type(content: Any, kind: type) -> Any:
     if type(content) is not kind:
         raise TypeError(f"a {type(content).__name__}")
     return content

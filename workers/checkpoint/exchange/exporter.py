@@ -15,10 +15,10 @@ from cluster.errors import UserError, nearest
 from workers.checkpoint.disk.files import Files, write_file
 from workers.checkpoint.disk.layout import Layout, TensorPiece, lay_out
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.exchange.dcp_folders import BESIDE
+from workers.checkpoint.exchange.dcp_folders import EXTRA_FILE
 from workers.checkpoint.exchange.exported_value import Values
 from workers.checkpoint.exchange.formats import FORMATS
-from workers.checkpoint.exchange.library_folders import Written, made_folder, saved
+from workers.checkpoint.exchange.library_folders import Written, save_value, write_folder
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
@@ -51,8 +51,8 @@ def export_checkpoint(
     writes it. An imported checkpoint is exported as it was: keys, their order, types. Every byte is verified first.
     `follow_links`: files of `source` may be links.
     """
-    writers = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
-    writers |= {name: partial(_folder, format=name) for name in ("accelerate", "trainer")}
+    writers = {"safetensors": _export_safetensors, "torch": _export_torch, "dcp": _export_dcp}
+    writers |= {name: partial(_export_folder, format=name) for name in ("accelerate", "trainer")}
     if format not in writers:
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
     target_path = Path(target)
@@ -101,14 +101,14 @@ def _module_of(checkpoint: OpenCheckpoint, entry: str) -> str:
     return modules[0]
 
 
-def _safetensors(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+def _export_safetensors(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
     """Write a folder, or a single file if `target` is named like one."""
     module = _module_of(checkpoint, entry)
     file, metadata = _safetensors_form(checkpoint, module)
     is_single = target.suffix == ".safetensors"
     if not is_single:
         target.mkdir()
-    written = _weights(
+    written = _write_weights(
         checkpoint,
         target.parent if is_single else target,
         module,
@@ -130,7 +130,7 @@ def _safetensors_form(checkpoint: OpenCheckpoint, module: str) -> tuple[str, dic
     return "model.safetensors", {"format": "pt"}
 
 
-def _weights(
+def _write_weights(
     checkpoint: OpenCheckpoint, folder: Path, module: str, file: str, metadata: dict[str, str], single: bool = False
 ) -> Written:
     """Write a module's tensors into `folder`, as `file` or, unless `single`, as several with an index."""
@@ -148,7 +148,7 @@ def _weights(
     pieces = (_piece(checkpoint, key, name) for key, name in keys.items())
     layouts = lay_out(pieces, sys.maxsize if single else SHARD_BYTES, metadata=metadata)
     count = len(layouts)
-    renamed = [_renamed(layout, file, i, count) for i, layout in enumerate(layouts, start=1)]
+    renamed = [_rename_layout(layout, file, i, count) for i, layout in enumerate(layouts, start=1)]
     files = Files()
     write_shards(files, folder, renamed)
     if count > 1:
@@ -174,7 +174,7 @@ def _extra_states(checkpoint: OpenCheckpoint, module: str) -> dict[str, Any]:
     return extra_states(checkpoint.manifest.entries[module], partial(tree.decode, leaf=leaf))
 
 
-def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
+def _rename_layout(layout: Layout, file: str, number: int, count: int) -> Layout:
     stem = file.removesuffix(".safetensors")
     return replace(layout, file=file if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors")
 
@@ -193,30 +193,32 @@ def _piece(checkpoint: OpenCheckpoint, key: str, name: str) -> TensorPiece:
 
 def _read(checkpoint: OpenCheckpoint, name: str, start: int, stop: int, out: memoryview) -> None:
     size = bits.torch_dtype(checkpoint.entry(name).dtype).itemsize
-    out[:] = bits.byte_view(bits.movable(read_elements(checkpoint, name, start // size, stop // size)))
+    out[:] = bits.byte_view(bits.as_integers(read_elements(checkpoint, name, start // size, stop // size)))
 
 
-def _torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+def _export_torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
     values = Values(checkpoint)
-    return Written(saved(values.entry(_module_of(checkpoint, entry)) if entry else _joined(values), target), [])
+    return Written(
+        save_value(values.entry(_module_of(checkpoint, entry)) if entry else _full_value(values), target), []
+    )
 
 
-def _joined(values: Values) -> Any:
+def _full_value(values: Values) -> Any:
     """Return everything as one value, with the content of a DCP folder's extra file."""
     full_value, extra_file = values.full_value(), values.extra_file()
     return full_value | extra_file if isinstance(full_value, dict) and isinstance(extra_file, dict) else full_value
 
 
-def _dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+def _export_dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
     values = Values(checkpoint)
     full_value = {entry: values.entry(entry)} if entry else values.full_value()
-    count = _saved_by_dcp(full_value if isinstance(full_value, dict) else values.entries(), target)
+    count = _save_with_dcp(full_value if isinstance(full_value, dict) else values.entries(), target)
     if not entry and (extra_file := values.extra_file()) is not None:
-        count += saved(extra_file, target / BESIDE)
+        count += save_value(extra_file, target / EXTRA_FILE)
     return Written(count, [])
 
 
-def _saved_by_dcp(value: dict[str, Any], folder: Path) -> int:
+def _save_with_dcp(value: dict[str, Any], folder: Path) -> int:
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -226,12 +228,14 @@ def _saved_by_dcp(value: dict[str, Any], folder: Path) -> int:
     return sum(isinstance(m, TensorStorageMetadata) for m in metadata.state_dict_metadata.values())
 
 
-def _folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, format: str) -> Written:  # noqa: A002
+def _export_folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, format: str) -> Written:  # noqa: A002
     """Write a folder of a training library: the imported one, or a new one from the checkpoint's entries."""
     origin = checkpoint.manifest.origin
     target.mkdir()
     if origin is None or origin.format != format or entry:
-        return made_folder(checkpoint, target, _module_of(checkpoint, entry), format, partial(_weights, checkpoint))
+        return write_folder(
+            checkpoint, target, _module_of(checkpoint, entry), format, partial(_write_weights, checkpoint)
+        )
     values, count = Values(checkpoint), 0
     notes: list[str] = []
     for name in values.names():
@@ -239,7 +243,7 @@ def _folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, format: str
         path.parent.mkdir(exist_ok=True)
         if path.suffix == ".safetensors":
             module, metadata = values.header(name)
-            written = _weights(checkpoint, path.parent, _module_of(checkpoint, module), path.name, metadata)
+            written = _write_weights(checkpoint, path.parent, _module_of(checkpoint, module), path.name, metadata)
             count, notes = count + written.tensors, notes + written.notes
         else:
             count += _write_value(values.file(name), path)
@@ -255,7 +259,7 @@ def _write_value(value: Any, path: Path) -> int:
             raise DamagedCheckpoint(f"the manifest's form of {path.name} is not JSON: {e!s:.200}") from None
         return 0
     if path.suffix:
-        return saved(value, path)
+        return save_value(value, path)
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise DamagedCheckpoint(f"the manifest's form of {path.name} is not a state dict")
-    return _saved_by_dcp(value, path)
+    return _save_with_dcp(value, path)

@@ -18,20 +18,20 @@ from typing import Any
 
 from cluster.untrusted_files import depth, read_bytes
 from workers.checkpoint.exchange.dcp_folders import read_dcp
-from workers.checkpoint.exchange.entry_conversion import read_value, take, take_optimizers
+from workers.checkpoint.exchange.entry_conversion import add_entries, add_optimizer_entries, read_value
 from workers.checkpoint.exchange.imported_state import ImportedState
 from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.source_step import step_in, step_in_name
 from workers.checkpoint.exchange.unsupported import PARTITIONS, has_partitions
-from workers.checkpoint.exchange.weight_files import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
-from workers.checkpoint.format.links import are_followed, real
+from workers.checkpoint.exchange.weight_files import SAFETENSORS_INDEX, TORCH_INDEX, import_safetensors, import_torch
+from workers.checkpoint.format.links import are_followed, resolve_links
 from workers.checkpoint.format.manifest_checks import open_regular
-from workers.checkpoint.format.tree import DEEPEST
+from workers.checkpoint.format.tree import MAX_DEPTH
 from workers.errors import CheckpointError
 
 TRAINER_STATE = "trainer_state.json"
 RANDOM_STATES = "random_states_0.pkl"
-LARGEST_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 PICKLED = (".bin", ".pt", ".pth", ".pkl")
 VALUES = (TRAINER_STATE, "config.json", "generation_config.json", "adapter_config.json")
 OBJECTS = {
@@ -90,15 +90,15 @@ def numbered_folders(source: Path) -> list[Path]:
 
 def read_folder(source: Path, format: str) -> tuple[ImportedState, PickleDecoder]:  # noqa: A002
     state, plain = ImportedState(), PickleDecoder()
-    weight_files = _take_weights(state, source, plain)
+    weight_files = _import_weights(state, source, plain)
     names = {path.name for path in source.iterdir()}
     if format == "accelerate":
-        _check_whole(source, names, bool(weight_files))
+        _check_complete(source, names, bool(weight_files))
     values: dict[str, Any] = {}
     for name in sorted(names - weight_files):
         if name.startswith("."):
             continue
-        if (value := _take_part(state, source / name, plain)) is not None:
+        if (value := _import_part(state, source / name, plain)) is not None:
             values[name] = value
     missing = [part for part, form in _EXPECTED[format].items() if not any(re.match(form, name) for name in names)]
     state.notes += [f"the folder has no {part}" for part in missing]
@@ -106,7 +106,7 @@ def read_folder(source: Path, format: str) -> tuple[ImportedState, PickleDecoder
     return state, plain
 
 
-def _check_whole(source: Path, names: set[str], has_model: bool) -> None:
+def _check_complete(source: Path, names: set[str], has_model: bool) -> None:
     optimizer = any(name == "optimizer.bin" or re.fullmatch(r"optimizer_\d+", name) for name in names)
     parts = {"optimizer.bin": optimizer, RANDOM_STATES: RANDOM_STATES in names}
     parts["the model"] = has_model or any(name.startswith("pytorch_model_fsdp_") for name in names)
@@ -117,16 +117,16 @@ def _check_whole(source: Path, names: set[str], has_model: bool) -> None:
         )
 
 
-def _take_weights(state: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
+def _import_weights(state: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
     """Import weights and return the names of their files. Of several formats of one model the first is used."""
-    return _take_own_weights(state, source, plain) | _take_models_below(state, source)
+    return _import_own_weights(state, source, plain) | _import_models_below(state, source)
 
 
-def _take_own_weights(state: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
+def _import_own_weights(state: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
     if [*source.glob(SAFETENSORS_INDEX)]:
-        return set(take_safetensors(state, source))
+        return set(import_safetensors(state, source))
     if index := next(iter(source.glob(TORCH_INDEX)), None):
-        return set(take_torch(state, index, plain))
+        return set(import_torch(state, index, plain))
     entries_by_file: dict[str, str] = {}
     for path in sorted(source.iterdir(), key=lambda path: (path.suffix != ".safetensors", path.name)):
         if not (match := _MODEL.fullmatch(path.name)):
@@ -135,25 +135,25 @@ def _take_own_weights(state: ImportedState, source: Path, plain: PickleDecoder) 
         if entry in entries_by_file.values():
             state.left_out[path.name] = "another copy of the same model"
         elif path.suffix == ".safetensors":
-            take_safetensors(state, path, entry)
+            import_safetensors(state, path, entry)
         else:
-            take_torch(state, path, plain, entry)
+            import_torch(state, path, plain, entry)
         entries_by_file[path.name] = entry
     if entries_by_file or not (others := sorted(source.glob("*.safetensors"))):
         return set(entries_by_file)
-    return set(take_safetensors(state, source if len(others) > 1 else others[0]))
+    return set(import_safetensors(state, source if len(others) > 1 else others[0]))
 
 
-def _take_models_below(state: ImportedState, source: Path) -> set[str]:
+def _import_models_below(state: ImportedState, source: Path) -> set[str]:
     """Import models in subfolders, as diffusers and PEFT with several adapters write them. Return folder names."""
     names: set[str] = set()
     for folder in sorted(path.parent for path in source.glob("*/*.safetensors")):
         skipped = folder.name in names or folder.name.startswith(".") or _NUMBERED.fullmatch(folder.name)
-        if skipped or _is_guarded(folder):
+        if skipped or _is_refused_link(folder):
             continue
         names.add(folder.name)
         prefix, entry = f"{folder.name}/", state.free_name(folder.name)
-        files = {*take_safetensors(state, folder, entry, prefix)}
+        files = {*import_safetensors(state, folder, entry, prefix)}
         for path in sorted(path for path in folder.iterdir() if path.name not in files):
             if path.name in VALUES:
                 value = _read_values(path)
@@ -164,23 +164,23 @@ def _take_models_below(state: ImportedState, source: Path) -> set[str]:
     return names
 
 
-def _is_guarded(folder: Path) -> bool:
+def _is_refused_link(folder: Path) -> bool:
     """Check for a link that a job or an archive may have left behind: it could lead anywhere."""
     return folder.is_symlink() and not are_followed()
 
 
-def _take_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
+def _import_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
     """Return the value of a file that is imported, else None, with the reason in `state.left_out`."""
     stem = re.sub(r"_\d+$", "", path.stem)
     if path.is_dir():
-        if _is_guarded(path):
+        if _is_refused_link(path):
             state.left_out[path.name] = "a link to a folder"
             return None
         if (path / ".metadata").is_file():
             state.ordered = False
             value = read_dcp(path, plain)
             state.file(path.name, value)
-            take(state, value)
+            add_entries(state, value)
             return value
         description = "another save" if _NUMBERED.fullmatch(path.name) else "a folder of unknown content"
         state.left_out[path.name] = PARTITIONS if has_partitions(path) else description
@@ -189,7 +189,7 @@ def _take_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
     elif path.suffix in PICKLED:
         value = read_value(path, plain)
         state.file(path.name, value)
-        if not take_optimizers(state, path.stem, value):
+        if not add_optimizer_entries(state, path.stem, value):
             state.plain(state.free_name(path.stem), value)
         return value
     elif path.name in VALUES:
@@ -205,10 +205,10 @@ def _take_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
 def _read_values(path: Path) -> Any:
     """Read JSON as Python's own writer writes it: with NaN, where a loss was not a number."""
     os.close(open_regular(path))  # raises with the reason if it is not a readable file
-    data = read_bytes(real(path), LARGEST_JSON_BYTES)
-    if depth(data) >= DEEPEST:
+    data = read_bytes(resolve_links(path), MAX_JSON_BYTES)
+    if depth(data) >= MAX_DEPTH:
         raise CheckpointError(
-            f"{path} is nested deeper than {DEEPEST}", "check that the file is in the format you named"
+            f"{path} is nested deeper than {MAX_DEPTH}", "check that the file is in the format you named"
         )
     return json.loads(data)
 

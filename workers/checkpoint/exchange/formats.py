@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError, UserError, nearest
-from workers.checkpoint.exchange.dcp_folders import BESIDE, read_dcp
-from workers.checkpoint.exchange.entry_conversion import read_value, take
+from workers.checkpoint.exchange.dcp_folders import EXTRA_FILE, read_dcp
+from workers.checkpoint.exchange.entry_conversion import add_entries, read_value
 from workers.checkpoint.exchange.folders import folder_format, numbered_folders, read_folder
 from workers.checkpoint.exchange.imported_state import ImportedState
 from workers.checkpoint.exchange.legacy_archive import is_legacy
@@ -16,8 +16,8 @@ from workers.checkpoint.exchange.optimizer_names import add_optimizers
 from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.safetensors_files import files_of
 from workers.checkpoint.exchange.source_step import EPOCHS, step_in, step_in_name
-from workers.checkpoint.exchange.unsupported import refuse_parts
-from workers.checkpoint.exchange.weight_files import TORCH_INDEX, take_safetensors, take_torch
+from workers.checkpoint.exchange.unsupported import check_not_partitioned
+from workers.checkpoint.exchange.weight_files import TORCH_INDEX, import_safetensors, import_torch
 from workers.checkpoint.format.manifest import Origin
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import first_names
@@ -49,7 +49,7 @@ def _format_of_folder(source: Path) -> str:
     weights = "torch" if any(any(source.glob(name)) for name in TORCH_WEIGHTS) else ""
     weights = "safetensors" if files_of(source) else weights
     if not weights:
-        refuse_parts(source)
+        check_not_partitioned(source)
     if format_name := folder_format(source) or weights:
         return format_name
     if saves := numbered_folders(source):
@@ -63,13 +63,13 @@ def _format_of_folder(source: Path) -> str:
 def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
     """Read everything in `source`. Objects other than plain values are refused or, with `drop`, left out and noted."""
     readers: dict[str, Callable[[Path], tuple[ImportedState, PickleDecoder]]] = {
-        "safetensors": _safetensors, "torch": _torch, "dcp": _dcp,
+        "safetensors": _read_safetensors, "torch": _read_torch, "dcp": _read_dcp,
         "accelerate": partial(read_folder, format="accelerate"), "trainer": partial(read_folder, format="trainer"),
     }  # fmt: skip
     if format not in readers:
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
     try:
-        state = _sound(source, *readers[format](source), drop)
+        state = _finish(source, *readers[format](source), drop)
         state.origin = Origin(format, state.file_forms())
         return state
     except PolyfleetError:
@@ -86,7 +86,7 @@ def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
         ) from e
 
 
-def _sound(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool) -> ImportedState:
+def _finish(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool) -> ImportedState:
     """Add optimizers and ties to `state`, after checking that nothing in it is refused."""
     if plain.refused and not drop:
         location, description = next(iter(plain.refused.items()))
@@ -105,13 +105,13 @@ def _sound(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool)
     add_optimizers(state)
     state.find_ties()  # also tensors in optimizers
     state.note_shared()
-    _judge_unfit(source, state, drop)
+    _check_unfit(source, state, drop)
     if not state.entries:
         raise CheckpointError(f"{source} contains no tensors and no values", "check that it is the right file")
     return state
 
 
-def _judge_unfit(source: Path, state: ImportedState, drop: bool) -> None:
+def _check_unfit(source: Path, state: ImportedState, drop: bool) -> None:
     """Raise CheckpointError for invalid optimizer state, unless `drop` allows to leave it out."""
     for entry, reason in state.invalid_optimizers.items():
         if not drop:
@@ -123,22 +123,22 @@ def _judge_unfit(source: Path, state: ImportedState, drop: bool) -> None:
         state.left_out[entry] = f"the state of an optimizer that {reason}"
 
 
-def _safetensors(source: Path) -> tuple[ImportedState, PickleDecoder]:
+def _read_safetensors(source: Path) -> tuple[ImportedState, PickleDecoder]:
     state = ImportedState()
-    imported = take_safetensors(state, source)
+    imported = import_safetensors(state, source)
     if source.is_dir():
         _leave_out(state, source, imported)
     return state, PickleDecoder()
 
 
-def _torch(source: Path) -> tuple[ImportedState, PickleDecoder]:
+def _read_torch(source: Path) -> tuple[ImportedState, PickleDecoder]:
     state, plain = ImportedState(), PickleDecoder()
     if source.is_dir():
-        _leave_out(state, source, take_torch(state, _torch_weights(source), plain))
+        _leave_out(state, source, import_torch(state, _torch_weights(source), plain))
         return state, plain
     value = read_value(source, plain)
     state.file(source.name, value)
-    take(state, value)
+    add_entries(state, value)
     _find_step(state, source, value)
     return state, plain
 
@@ -151,18 +151,18 @@ def _torch_weights(source: Path) -> Path:
     raise CheckpointError(f"{source} has no weights written by torch.save", "name the file to import")
 
 
-def _dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
+def _read_dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
     state, plain = ImportedState(ordered=False), PickleDecoder()
     value = read_dcp(source, plain)
     state.file(source.name, value)
-    take(state, value)
+    add_entries(state, value)
     extra_value = None
-    if (source / BESIDE).is_file():
-        extra_value = read_value(source / BESIDE, plain)
-        state.file(BESIDE, extra_value)
-        take(state, extra_value)
+    if (source / EXTRA_FILE).is_file():
+        extra_value = read_value(source / EXTRA_FILE, plain)
+        state.file(EXTRA_FILE, extra_value)
+        add_entries(state, extra_value)
     _find_step(state, source, value, extra_value)
-    imported = [path.name for path in (*source.glob("*.distcp"), source / BESIDE)]
+    imported = [path.name for path in (*source.glob("*.distcp"), source / EXTRA_FILE)]
     _leave_out(state, source, imported, "the checkpoint")
     return state, plain
 

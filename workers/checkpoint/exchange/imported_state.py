@@ -15,8 +15,14 @@ from workers.checkpoint.exchange.optimizer_state import (
     not_portable_reason,
     read_state_dict,
 )
-from workers.checkpoint.exchange.source_form import EntryOf, encode_form, renders, state_dict, with_entries
-from workers.checkpoint.exchange.strided import StridedSource, count_of, in_order, last_of
+from workers.checkpoint.exchange.source_form import (
+    EntryOf,
+    encode_form,
+    is_restored_by_export,
+    state_dict,
+    with_entries,
+)
+from workers.checkpoint.exchange.strided import StridedSource, element_count, is_contiguous, last_index
 from workers.checkpoint.exchange.tensors import ForeignTensor, InlineTensor, Parts, Reference
 from workers.checkpoint.exchange.typed import Typed
 from workers.checkpoint.format import tree
@@ -26,9 +32,9 @@ from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
 
-MOST_ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 """Maximum number of entries of one source: models, optimizers and other values."""
-EXPANDED = 16
+MAX_EXPANSION = 16
 SMALL_BYTES = 64 << 20
 """Tensors may be larger than the bytes they are made of, because a stride of 0 repeats elements. All tensors of a
 source together may be at most EXPANDED times as large, plus this.
@@ -38,9 +44,9 @@ source together may be at most EXPANDED times as large, plus this.
 @dataclass(slots=True)
 class ImportedState:
     """Entries, tensors and notes of one source, in any format.
-    `tensors` are described without a location; `references` say where their bytes are. `unfit` maps entries that look
-    like an optimizer's state to the reason why they are not one. `ordered`: tensors are in their model's order. `step`
-    is None if the source has none. `left_out` maps parts that are not imported to the reason.
+    `tensors` are described without a location; `references` say where their bytes are. `invalid_optimizers` maps
+    entries that look like an optimizer's state to the reason why they are not one. `ordered`: tensors are in their
+    model's order. `step` is None if the source has none. `left_out` maps parts that are not imported to the reason.
     """
 
     step: int | None = None
@@ -87,7 +93,7 @@ class ImportedState:
             map(is_extra_state, part.value)
         ):  # extra state is stored between the tensors
             return state_dict(name, part.value)
-        if entry.kind == "optimizer" and renders(part.value, self.optimizers[name]):
+        if entry.kind == "optimizer" and is_restored_by_export(part.value, self.optimizers[name]):
             return {"$entry": name}
         encoded = tree.encode(part.value, name, leaf)
         return {"$entry": name} if entry.kind == "tree" and encoded == entry.tree else encoded
@@ -137,8 +143,8 @@ class ImportedState:
         self.entries[entry] = Entry("optimizer", "", {"groups": groups, "state": state, **names})
 
     def free_name(self, preferred: str) -> str:
-        if len(self.entries) + len(self.optimizers) + len(self.invalid_optimizers) > MOST_ENTRIES:
-            raise CheckpointError(f"it has more than {MOST_ENTRIES} models and values", "import a part of it")
+        if len(self.entries) + len(self.optimizers) + len(self.invalid_optimizers) > MAX_ENTRIES:
+            raise CheckpointError(f"it has more than {MAX_ENTRIES} models and values", "import a part of it")
         name = preferred if ENTRY.fullmatch(preferred) else "extra"
         while name in self.entries or name in self.optimizers or name in self.invalid_optimizers:
             name += "_"
@@ -178,7 +184,7 @@ class ImportedState:
             return {"$tensor": self._tensor(path, value, role)}
         if isinstance(value, Typed):
             return tree.encode(value.content(), path, lambda leaf, inner_path: self._leaf(leaf, inner_path, role))
-        if isinstance(value, np.ndarray) and tree.portable(value.dtype):
+        if isinstance(value, np.ndarray) and tree.is_portable(value.dtype):
             if id(value) in self._name_of:
                 return {"$array": self._name_of[id(value)]}
             path = self._name_of[id(value)] = self._free_tensor_name(path)
@@ -224,16 +230,16 @@ class ImportedState:
         stored: dict[str, int] = {}
         for name, part in parts:
             if isinstance(part, Reference):
-                sizes[name] += count_of(part) * DTYPES[part.dtype].bytes
+                sizes[name] += element_count(part) * DTYPES[part.dtype].bytes
                 stored[part.storage.key] = part.storage.bytes
         needed_bytes, stored_bytes = sum(sizes.values()), sum(stored.values())
-        if needed_bytes > EXPANDED * stored_bytes + SMALL_BYTES:
+        if needed_bytes > MAX_EXPANSION * stored_bytes + SMALL_BYTES:
             name = max(sizes, key=lambda n: sizes[n])
             needed, available = f"{needed_bytes / 2**20:.0f} MiB", f"{stored_bytes / 2**20:.2f}"
             raise CheckpointError(
                 f"the tensors of {source} would take {needed} and are made of {available} MiB"
                 f" ({name:.200}: {sizes[name] / 2**20:.0f} MiB);"
-                f" at most {EXPANDED} times as much is written",
+                f" at most {MAX_EXPANSION} times as much is written",
                 "save expanded tensors before expanding them, or copy them with .contiguous()",
             )
 
@@ -241,7 +247,7 @@ class ImportedState:
         """Yield the address space that each tensor needs while it is read."""
         for source in self.references.values():
             for part in source.parts.values() if isinstance(source, Parts) else (source,):
-                if isinstance(part, Reference) and not in_order(part):
+                if isinstance(part, Reference) and not is_contiguous(part):
                     yield part.storage.bytes
 
     def find_ties(self) -> None:
@@ -250,20 +256,22 @@ class ImportedState:
         """
         largest: dict[tuple[Any, ...], str] = {}
         same: dict[tuple[Any, ...], str] = {}
-        references = {n: r for n, r in self.references.items() if isinstance(r, Reference) and count_of(r)}
-        for name, reference in sorted(references.items(), key=lambda item: (-count_of(item[1]), not in_order(item[1]))):
+        references = {n: r for n, r in self.references.items() if isinstance(r, Reference) and element_count(r)}
+        for name, reference in sorted(
+            references.items(), key=lambda item: (-element_count(item[1]), not is_contiguous(item[1]))
+        ):
             meaning = (reference.storage.key, reference.dtype, reference.conj, reference.neg)
             elements = (*meaning, reference.offset, reference.shape, reference.strides)
             if same.setdefault(elements, name) != name:
                 self.tensors[name] = TensorEntry(self.tensors[name].role, alias_of=same[elements])
                 continue
             if meaning not in largest:
-                if in_order(reference):
+                if is_contiguous(reference):
                     largest[meaning] = name
                 continue
             base = largest[meaning]
             first = references[base]
-            if first.offset <= reference.offset and last_of(reference) <= last_of(first):
+            if first.offset <= reference.offset and last_index(reference) <= last_index(first):
                 view = View(reference.offset - first.offset, reference.strides)
                 self.tensors[name] = TensorEntry(
                     self.tensors[name].role, reference.dtype, reference.shape, alias_of=base, view=view
@@ -275,7 +283,7 @@ class ImportedState:
     def note_shared(self) -> None:
         """Note tensors that share memory but are neither a tie nor a view: each is stored separately."""
         own = {n: r for n, r in self.references.items() if isinstance(r, Reference) and not self.tensors[n].alias_of}
-        spans = sorted((r.storage.file, *_bytes_in(r), n) for n, r in own.items() if count_of(r))
+        spans = sorted((r.storage.file, *_bytes_in(r), n) for n, r in own.items() if element_count(r))
         pairs = [
             f"{name} and {other}"
             for (file, _, end, name), (file2, start, _, other) in pairwise(spans)
@@ -294,7 +302,7 @@ def _bytes_in(reference: Reference) -> tuple[int, int]:
     """Return where its first element starts in the file, and where its last one ends."""
     size = DTYPES[reference.dtype].bytes
     return reference.storage.offset + reference.offset * size, reference.storage.offset + (
-        last_of(reference) + 1
+        last_index(reference) + 1
     ) * size
 
 
@@ -310,7 +318,10 @@ def _check_inside(name: str, reference: Reference) -> None:
         raise CheckpointError(
             f"{name} has the dtype {reference.dtype}", "save it with a dtype that checkpoints support"
         )
-    if count_of(reference) and (last_of(reference) + 1) * DTYPES[reference.dtype].bytes > reference.storage.bytes:
+    if (
+        element_count(reference)
+        and (last_index(reference) + 1) * DTYPES[reference.dtype].bytes > reference.storage.bytes
+    ):
         raise CheckpointError(
             f"{name} declares elements beyond its storage of {reference.storage.bytes} bytes",
             "check that the file is complete",

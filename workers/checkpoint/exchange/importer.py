@@ -19,7 +19,7 @@ from cluster import sandbox
 from cluster.errors import UserError
 from cluster.version import VERSION as POLYFLEET
 from workers.checkpoint.disk.commit import write_manifest
-from workers.checkpoint.disk.files import Files, rounded_up
+from workers.checkpoint.disk.files import Files, round_up_to_page
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
@@ -32,7 +32,7 @@ from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import (
     DAMAGED_REMEDY,
     FILE,
-    LARGEST_BYTES,
+    MAX_MANIFEST_BYTES,
     NAME,
     DamagedCheckpoint,
     FileEntry,
@@ -44,7 +44,7 @@ from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
-ELSEWHERE = "name a folder to import into"
+NEEDS_ROOT = "name a folder to import into"
 
 
 def import_checkpoint(
@@ -82,24 +82,24 @@ def import_here(
 ) -> dict[str, Any]:
     """`import_checkpoint` for a child process (tools.py), which must have limited its resources before."""
     try:
-        return _imported(source, root, format, step, drop, progress)
+        return _import(source, root, format, step, drop, progress)
     except CheckpointError as e:
-        raise _explained(Path(source), e) from None
+        raise _with_remedy(Path(source), e) from None
 
 
-def _explained(source: Path, error: CheckpointError) -> CheckpointError:
+def _with_remedy(source: Path, error: CheckpointError) -> CheckpointError:
     """Return the error with a remedy for imported files, which have no older step. Name git-lfs pointers as such."""
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     pointers = [path for path in files if str(path) in error.message and links.is_pointer(path)]
     if pointers:
-        return CheckpointError(*links.pointer_words(max(pointers, key=lambda path: len(str(path)))))
+        return CheckpointError(*links.pointer_message(max(pointers, key=lambda path: len(str(path)))))
     if isinstance(error, DamagedCheckpoint):
         remedy = "copy it again from its source" if error.remedy == DAMAGED_REMEDY else error.remedy
         return CheckpointError(error.message, remedy)
     return error
 
 
-def _imported(
+def _import(
     source: str,
     root: str | None,
     format: str,  # noqa: A002
@@ -110,7 +110,7 @@ def _imported(
     source_path = Path(source)
     kind = format or format_of(source_path)
     if root is None and kind != "safetensors":
-        raise UserError(f"{source_path} cannot be imported in place", ELSEWHERE)
+        raise UserError(f"{source_path} cannot be imported in place", NEEDS_ROOT)
     state = read(source_path, kind, drop)
     state.check_expanded(source)
     number = (state.step or 0) if step is None else step
@@ -119,10 +119,10 @@ def _imported(
     name = f"step-{number:08d}-{os.urandom(4).hex()}"
     if root is None:
         folder = source_path if source_path.is_dir() else source_path.parent
-        manifest, copied_bytes = _in_place(folder, state, number, progress), 0
+        manifest, copied_bytes = _import_in_place(folder, state, number, progress), 0
     else:
         folder = Path(root) / name
-        manifest, copied_bytes = _into(Path(root), folder, state, number, kind, progress)
+        manifest, copied_bytes = _import_into(Path(root), folder, state, number, kind, progress)
     return {
         "path": str(folder),
         "format": kind,
@@ -136,17 +136,17 @@ def _imported(
     }
 
 
-def _in_place(folder: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
+def _import_in_place(folder: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
     if os.path.lexists(folder / NAME):
         raise CheckpointError(f"{folder} is already a checkpoint", "nothing to import; check it with `verify`")
     if symlinks := [path for path in _files_of(state) if path.is_symlink()]:
-        raise CheckpointError(f"{symlinks[0]} is a link and cannot be imported in place", ELSEWHERE)
-    manifest = _hashed(_files_of(state), state, step, progress)
+        raise CheckpointError(f"{symlinks[0]} is a link and cannot be imported in place", NEEDS_ROOT)
+    manifest = _hash_files(_files_of(state), state, step, progress)
     write_manifest(Files(), folder, manifest)
-    return _believed(folder, lambda: (folder / NAME).unlink())
+    return _read_back(folder, lambda: (folder / NAME).unlink())
 
 
-def _into(
+def _import_into(
     root: Path, folder: Path, state: ImportedState, step: int, kind: str, progress: Progress | None
 ) -> tuple[Manifest, int]:
     files, staging = Files(), root / f"{PART}{folder.name}"
@@ -154,16 +154,16 @@ def _into(
         try:
             files.make_folder(staging)
             if kind == "safetensors":
-                copied_bytes = sum(_linked(path, staging / path.name) for path in _files_of(state))
-                manifest = _hashed([staging / path.name for path in _files_of(state)], state, step, progress)
+                copied_bytes = sum(_link_or_copy(path, staging / path.name) for path in _files_of(state))
+                manifest = _hash_files([staging / path.name for path in _files_of(state)], state, step, progress)
             else:
-                manifest = _written(files, staging, state, step, progress)
+                manifest = _write_tensors(files, staging, state, step, progress)
                 copied_bytes = manifest.size_bytes()
             files.sync_folder(staging)
             files.rename(staging, folder)
             files.sync_folder(root)
             write_manifest(files, folder, manifest)
-            return _believed(folder, lambda: None), copied_bytes
+            return _read_back(folder, lambda: None), copied_bytes
         except BaseException:
             for leftover in (staging, folder):
                 with suppress(OSError):
@@ -171,7 +171,7 @@ def _into(
             raise
 
 
-def _believed(folder: Path, undo: Callable[[], None]) -> Manifest:
+def _read_back(folder: Path, undo: Callable[[], None]) -> Manifest:
     """Read the new manifest back with every check of an untrusted one, because its files are untrusted."""
     sandbox.raise_limits(metadata_bytes=(folder / NAME).stat().st_size)
     try:
@@ -191,12 +191,12 @@ def _files_of(state: ImportedState) -> list[Path]:
     return list(files)
 
 
-def _linked(path: Path, target: Path) -> int:
+def _link_or_copy(path: Path, target: Path) -> int:
     """Hard-link or copy a file; return how many bytes were copied."""
     os.close(open_regular(path))
     sandbox.raise_limits(data_bytes=path.stat().st_size, file_bytes=path.stat().st_size)
     try:
-        os.link(links.real(path), target)
+        os.link(links.resolve_links(path), target)
         return 0
     except OSError as e:
         if e.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
@@ -205,9 +205,9 @@ def _linked(path: Path, target: Path) -> int:
     return target.stat().st_size
 
 
-def _hashed(paths: list[Path], state: ImportedState, step: int, progress: Progress | None) -> Manifest:
+def _hash_files(paths: list[Path], state: ImportedState, step: int, progress: Progress | None) -> Manifest:
     total, done, files = sum(path.stat().st_size for path in paths), 0, {}
-    sandbox.raise_limits(data_bytes=total, file_bytes=LARGEST_BYTES)
+    sandbox.raise_limits(data_bytes=total, file_bytes=MAX_MANIFEST_BYTES)
     for path in paths:
         digests, size_bytes = [], 0
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:
@@ -228,7 +228,7 @@ def _hashed(paths: list[Path], state: ImportedState, step: int, progress: Progre
     return _manifest(state, step, files, locations)
 
 
-def _written(files: Files, staging: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
+def _write_tensors(files: Files, staging: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
     pieces = list(state.pieces())
     needed_bytes, free_bytes = sum(piece.bytes for piece in pieces), shutil.disk_usage(staging).free
     if needed_bytes > free_bytes:
@@ -242,7 +242,7 @@ def _written(files: Files, staging: Path, state: ImportedState, step: int, progr
         metadata_bytes=sum(len(layout.header) for layout in layouts),
         data_bytes=2 * needed_bytes,
         mapped_bytes=3 * max(state.mapped_bytes(), default=0),
-        file_bytes=max(LARGEST_BYTES, rounded_up(largest)),
+        file_bytes=max(MAX_MANIFEST_BYTES, round_up_to_page(largest)),
     )
     shards = write_shards(files, staging, layouts, progress=progress)
     locations = {
@@ -257,7 +257,14 @@ def _manifest(
     state: ImportedState, step: int, files: dict[str, FileEntry], locations: dict[str, tuple[str, int]]
 ) -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    producer, version = Producer(polyfleet=POLYFLEET), versions.needed(state.entries)
+    producer, version = Producer(polyfleet=POLYFLEET), versions.required_version(state.entries)
     return Manifest(
-        step, created, producer, files, state.located_tensors(locations), state.entries, origin=state.origin, version=version
+        step,
+        created,
+        producer,
+        files,
+        state.located_tensors(locations),
+        state.entries,
+        origin=state.origin,
+        version=version,
     )

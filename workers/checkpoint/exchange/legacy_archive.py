@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from cluster import sandbox
 from workers.checkpoint.exchange import pickle_symbols
-from workers.checkpoint.exchange.storage_dtypes import bytes_of, dtype_of
+from workers.checkpoint.exchange.storage_dtypes import dtype_of, item_bytes
 from workers.checkpoint.exchange.tensors import Storage
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import first_names, key_text
@@ -23,10 +23,10 @@ MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
 MARK = MAGIC.to_bytes(10, "little")
 PICKLES = 5
 COUNT = struct.Struct("<q")
-AGAIN = "copy it again from its source"
+COPY_AGAIN = "copy it again from its source"
 
 
-class _Held(NamedTuple):
+class _StorageInfo(NamedTuple):
     dtype: str
     device: str
     elements: int
@@ -47,7 +47,7 @@ class LegacyArchive:
             self.pickle_bytes, size_bytes = len(pickled), os.fstat(file.fileno()).st_size
             self._check_head(*(self._read(data) for data in head))
             sandbox.raise_limits(metadata_bytes=2 * len(pickled), data_bytes=size_bytes)
-            storage_infos: dict[str, _Held] = {}
+            storage_infos: dict[str, _StorageInfo] = {}
             self._read(pickled, lambda pid: self._note_storage(pid, storage_infos))
             storages = self._locate_storages(file, self._read(keys), storage_infos, size_bytes)
             self.value = self._read(pickled, lambda pid: storages[pid[2]] if pid[0] == "storage" else pid[1])
@@ -60,10 +60,10 @@ class LegacyArchive:
         ends = [0]
         for _ in range(PICKLES):
             try:
-                for _ in genops(_Bounded(file, pickle_symbols.LARGEST_BYTES)):  # type: ignore[arg-type]
+                for _ in genops(_Bounded(file, pickle_symbols.MAX_PICKLE_BYTES)):  # type: ignore[arg-type]
                     pass
             except (ValueError, EOFError) as e:
-                raise CheckpointError(f"{self.path} is damaged or cut off: {e!s:.200}", AGAIN) from None
+                raise CheckpointError(f"{self.path} is damaged or cut off: {e!s:.200}", COPY_AGAIN) from None
             ends.append(file.tell())
         return [os.pread(file.fileno(), end - start, start) for start, end in pairwise(ends)]
 
@@ -76,14 +76,16 @@ class LegacyArchive:
         if not (isinstance(machine, dict) and machine.get("little_endian") is True):
             raise CheckpointError(f"{self.path} is big-endian", "save it on a little-endian machine")
 
-    def _note_storage(self, pid: Any, storage_infos: dict[str, _Held]) -> Any:
+    def _note_storage(self, pid: Any, storage_infos: dict[str, _StorageInfo]) -> Any:
         """Check a storage that the pickle refers to, and note it.
         For a complete module, which has its source text beside it, return the class.
         """
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return pid[1]
         if not _is_storage(pid) or (dtype := dtype_of(pickle_symbols.name_of(pid[1]))) is None:
-            raise CheckpointError(f"{self.path} has a malformed reference to a storage: {key_text(pid)[:80]}", AGAIN)
+            raise CheckpointError(
+                f"{self.path} has a malformed reference to a storage: {key_text(pid)[:80]}", COPY_AGAIN
+            )
         key: str = pid[2]
         if pickle_symbols.name_of(pid[1]).endswith("UntypedStorage"):
             raise CheckpointError(
@@ -94,33 +96,35 @@ class LegacyArchive:
             raise CheckpointError(
                 f"{self.path} has views of storages, as torch 0.3 wrote them", "load it with torch and save it again"
             )
-        storage = _Held(dtype, pid[3], pid[4])
+        storage = _StorageInfo(dtype, pid[3], pid[4])
         if storage_infos.setdefault(key, storage) != storage:
-            raise CheckpointError(f"{self.path}: storage {key[:80]} is described twice, differently", AGAIN)
+            raise CheckpointError(f"{self.path}: storage {key[:80]} is described twice, differently", COPY_AGAIN)
         return storage
 
     def _locate_storages(
-        self, file: IO[bytes], keys: Any, storage_infos: dict[str, _Held], size_bytes: int
+        self, file: IO[bytes], keys: Any, storage_infos: dict[str, _StorageInfo], size_bytes: int
     ) -> dict[str, Storage]:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*storage_infos}:
             raise CheckpointError(
                 f"{self.path} does not list the storages that its value needs:"
                 f" {first_names(sorted(storage_infos)) or 'none'}",
-                AGAIN,
+                COPY_AGAIN,
             )
         position, storages = file.tell(), {}
         for key in keys:
             dtype, device, elements = storage_infos[key]
             count_bytes = os.pread(file.fileno(), COUNT.size, position)
             if len(count_bytes) < COUNT.size or COUNT.unpack(count_bytes) != (elements,):
-                raise CheckpointError(f"{self.path}: storage {key[:80]} is cut off or has another size", AGAIN)
+                raise CheckpointError(f"{self.path}: storage {key[:80]} is cut off or has another size", COPY_AGAIN)
             position += COUNT.size
             storages[key] = Storage(
-                str(self.path), position, elements * bytes_of(dtype), dtype, device, f"{self.path}:{position}"
+                str(self.path), position, elements * item_bytes(dtype), dtype, device, f"{self.path}:{position}"
             )
             position += storages[key].bytes
         if position != size_bytes or len(storages) != len(keys):
-            raise CheckpointError(f"{self.path} has {size_bytes} bytes; its storages end at byte {position}", AGAIN)
+            raise CheckpointError(
+                f"{self.path} has {size_bytes} bytes; its storages end at byte {position}", COPY_AGAIN
+            )
         return storages
 
 
@@ -139,7 +143,7 @@ class _Bounded:
 
     def read(self, count: int = -1) -> bytes:
         if not 0 <= count <= self._left_bytes:
-            raise ValueError(f"a pickle of more than {pickle_symbols.LARGEST_BYTES} bytes")
+            raise ValueError(f"a pickle of more than {pickle_symbols.MAX_PICKLE_BYTES} bytes")
         data = self._file.read(count)
         self._left_bytes -= len(data)
         return data

@@ -26,7 +26,7 @@ WriteWeights = Callable[[Path, str, str, dict[str, str]], Written]
 SUFFIXES = {"accelerate": ".bin", "trainer": ".pt"}
 
 
-def made_folder(checkpoint: OpenCheckpoint, folder: Path, module: str, format: str, write: WriteWeights) -> Written:  # noqa: A002
+def write_folder(checkpoint: OpenCheckpoint, folder: Path, module: str, format: str, write: WriteWeights) -> Written:  # noqa: A002
     """Write model, optimizers, schedulers, random states and step into the files that `format` uses."""
     model = write(folder, module, "model.safetensors", {"format": "pt"})
     count, values, suffix = model.tensors, Values(checkpoint), SUFFIXES[format]
@@ -35,12 +35,12 @@ def made_folder(checkpoint: OpenCheckpoint, folder: Path, module: str, format: s
     numbers: dict[str, int] = {}
     for name, stem in stems.items():
         n = numbers[stem] = numbers.get(stem, -1) + 1
-        count += saved(values.entry(name), folder / (f"{stem}{suffix}" if n == 0 else f"{stem}_{n}{suffix}"))
+        count += save_value(values.entry(name), folder / (f"{stem}{suffix}" if n == 0 else f"{stem}_{n}{suffix}"))
     random = next((values.entry(name) for name, entry in entries.items() if entry.kind == "rng"), None)
     if random is not None and format == "accelerate":
-        count += saved(_random_states(checkpoint.manifest.step, random), folder / "random_states_0.pkl")
+        count += save_value(_random_states(checkpoint.manifest.step, random), folder / "random_states_0.pkl")
     elif random is not None:
-        count += saved(_rng_state(random), folder / "rng_state.pth")
+        count += save_value(_rng_state(random), folder / "rng_state.pth")
     if format == "trainer":
         state: dict[str, Any] = {"epoch": None, "global_step": checkpoint.manifest.step, "log_history": []}
         (folder / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
@@ -55,7 +55,7 @@ def _stem(name: str, entry: Entry) -> str:
     return "optimizer" if entry.kind == "optimizer" else ""
 
 
-def saved(value: Any, path: Path) -> int:
+def save_value(value: Any, path: Path) -> int:
     """Save with torch.save and return the number of tensors: one that occurs twice is written once."""
     torch.save(value, path)
     return len({id(tensor) for tensor in _tensors_in(value)})

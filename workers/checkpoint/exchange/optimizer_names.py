@@ -27,22 +27,22 @@ def add_optimizers(state: ImportedState) -> None:
     }
     for entry, optimizer in state.optimizers.items():
         try:
-            _place(state, entry, optimizer, modules)
+            _add_optimizer(state, entry, optimizer, modules)
         except NotOptimizerStateError as e:
             state.invalid_optimizers[entry] = str(e)
 
 
-def _place(state: ImportedState, entry: str, optimizer: OptimizerStateDict, modules: Modules) -> None:
+def _add_optimizer(state: ImportedState, entry: str, optimizer: OptimizerStateDict, modules: Modules) -> None:
     """Add one optimizer. Raises NotOptimizerStateError if it names parameters that are not in the file."""
-    texts = _told_names(optimizer)
-    names, unused = _by_text(state, optimizer, texts, modules) if texts else ({}, "")
+    texts = _names_in_file(optimizer)
+    names, unused = _match_by_name(state, optimizer, texts, modules) if texts else ({}, "")
     if names:
         state.notes.append(f"{entry}: the file names its {len(names)} parameters")
         return state.add_optimizer(entry, optimizer, names, {})
     if not optimizer.numbered:
         _check_are_names(state, texts, modules, unused)
         optimizer = optimizer.with_numbers()
-    names, reason = _by_order(optimizer, modules, state.ordered)
+    names, reason = _match_by_order(optimizer, modules, state.ordered)
     state.add_optimizer(entry, optimizer, {}, names)
     unused = f" Names in the file are not used: {unused}." if unused else ""
     uncertain = (
@@ -74,7 +74,7 @@ def _parameters(state: ImportedState, module: str) -> dict[str, Shape]:
     }
 
 
-def _told_names(optimizer: OptimizerStateDict) -> list[str]:
+def _names_in_file(optimizer: OptimizerStateDict) -> list[str]:
     """Return one name for each parameter, in order; [] if the file does not have all of them, each once."""
     if not optimizer.numbered:
         return [str(key) for key in optimizer.keys]
@@ -87,7 +87,7 @@ def _told_names(optimizer: OptimizerStateDict) -> list[str]:
     return texts if len(set(texts)) == len(texts) else []
 
 
-def _by_text(
+def _match_by_name(
     state: ImportedState, optimizer: OptimizerStateDict, texts: list[str], modules: Modules
 ) -> tuple[Names, str]:
     """Map keys to names if one module has all the names; else {} and the reason."""
@@ -130,14 +130,15 @@ def _stored_names(state: ImportedState, module: str) -> dict[str, str]:
     return stored
 
 
-def _by_order(optimizer: OptimizerStateDict, modules: Modules, ordered: bool) -> tuple[Names, str]:
+def _match_by_order(optimizer: OptimizerStateDict, modules: Modules, ordered: bool) -> tuple[Names, str]:
     shapes = {key: shape for key in optimizer.keys if (shape := optimizer.shape_of(key)) is not None}
     if len(shapes) < len(optimizer.keys):
         return {}, f"no state shows the shapes of {len(optimizer.keys) - len(shapes)} of them"
     if not modules:
         return {}, "there is no model in the file"
     results = {
-        module: _in_order(optimizer, shapes, module, parameters, ordered) for module, parameters in modules.items()
+        module: _assign_in_order(optimizer, shapes, module, parameters, ordered)
+        for module, parameters in modules.items()
     }
     fitting = [module for module, (names, _) in results.items() if names]
     if len(fitting) > 1:
@@ -145,13 +146,13 @@ def _by_order(optimizer: OptimizerStateDict, modules: Modules, ordered: bool) ->
     return results[fitting[0]] if fitting else ({}, "; ".join(dict.fromkeys(reason for _, reason in results.values())))
 
 
-def _in_order(
+def _assign_in_order(
     optimizer: OptimizerStateDict, shapes: dict[Key, Shape], module: str, parameters: dict[str, Shape], ordered: bool
 ) -> tuple[Names, str]:
     positions: dict[Shape, list[int]] = defaultdict(list)
     for i, shape in enumerate(parameters.values()):
         positions[shape].append(i)
-    if reason := _undecided(optimizer, shapes, module, positions, ordered):
+    if reason := _ambiguity(optimizer, shapes, module, positions, ordered):
         return {}, reason
     remaining = {shape: iter(indices) for shape, indices in positions.items()}
     chosen = {key: next(remaining[shapes[key]]) for key in optimizer.keys}
@@ -163,7 +164,7 @@ def _in_order(
     return {key: names[i] for key, i in chosen.items()}, ""
 
 
-def _undecided(
+def _ambiguity(
     optimizer: OptimizerStateDict,
     shapes: dict[Key, Shape],
     module: str,

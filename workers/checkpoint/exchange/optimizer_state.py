@@ -9,7 +9,7 @@ from typing import Any
 from workers.checkpoint.format.message_text import key_text
 from workers.checkpoint.format.optimizer_tree import SHAPED_LIKE_PARAMETER, Key
 
-MOST = 1_000_000
+MAX_PARAMETERS = 1_000_000
 """Maximum number of parameters, and of groups, that fit a manifest."""
 
 
@@ -68,21 +68,23 @@ def optimizers_in(value: Any) -> dict[str, Any]:
 
 def not_portable_reason(value: dict[str, Any]) -> str:
     """Return what an optimizer's state dict has that a checkpoint cannot represent; "" for nothing."""
-    other_keys = sorted(map(_shown, set(value) - {"state", "param_groups"}))
+    other_keys = sorted(map(_key_repr, set(value) - {"state", "param_groups"}))
     if other_keys:
         return f"has {other_keys[0]} beside state and groups"
     keys = {key for group in value["param_groups"] for key in group["params"] if isinstance(key, str)}
     other_state = [key for key in value["state"] if isinstance(key, str) and key not in keys and not key.isdecimal()]
-    return f"keeps state under {_shown(other_state[0])}, which is not a parameter" if other_state and not keys else ""
+    return (
+        f"keeps state under {_key_repr(other_state[0])}, which is not a parameter" if other_state and not keys else ""
+    )
 
 
 def read_state_dict(value: dict[str, Any]) -> OptimizerStateDict:
     """Check a state dict. Raises NotOptimizerStateError with the reason."""
     saved_groups = value["param_groups"]
     count = sum(len(group["params"]) for group in saved_groups)
-    if not 0 < count <= MOST or len(saved_groups) > MOST:
+    if not 0 < count <= MAX_PARAMETERS or len(saved_groups) > MAX_PARAMETERS:
         raise NotOptimizerStateError(
-            f"has {len(saved_groups)} groups with {count} parameters; from 1 to {MOST} are read"
+            f"has {len(saved_groups)} groups with {count} parameters; from 1 to {MAX_PARAMETERS} are read"
         )
     groups = tuple(tuple(group["params"]) for group in saved_groups)
     optimizer = OptimizerStateDict(groups, tuple(map(_options, saved_groups)), value["state"])
@@ -90,15 +92,17 @@ def read_state_dict(value: dict[str, Any]) -> OptimizerStateDict:
     valid_keys = set(optimizer.keys)
     for key, slots in optimizer.state.items():
         if key not in valid_keys or type(key) not in (int, str):
-            raise NotOptimizerStateError(f"has state of parameter {_shown(key)}, which is in none of its groups")
-        if not isinstance(slots, dict) or not all(map(_is_word, slots)):
-            raise NotOptimizerStateError(f"has state of parameter {_shown(key)} that is not a dict with names as keys")
+            raise NotOptimizerStateError(f"has state of parameter {_key_repr(key)}, which is in none of its groups")
+        if not isinstance(slots, dict) or not all(map(_is_name, slots)):
+            raise NotOptimizerStateError(
+                f"has state of parameter {_key_repr(key)} that is not a dict with names as keys"
+            )
     return optimizer
 
 
 def _options(group: dict[Any, Any]) -> dict[str, Any]:
-    if invalid := [key for key in group if not _is_word(key)]:
-        raise NotOptimizerStateError(f"has an option called {_shown(invalid[0])}")
+    if invalid := [key for key in group if not _is_name(key)]:
+        raise NotOptimizerStateError(f"has an option called {_key_repr(invalid[0])}")
     return {key: value for key, value in group.items() if key != "params"}
 
 
@@ -106,16 +110,18 @@ def _check_keys(keys: list[Any]) -> None:
     if not all(type(key) is str for key in keys):
         for key in keys:
             if type(key) is not int:
-                raise NotOptimizerStateError(f"numbers a parameter {_shown(key)}")
-            if not 0 <= key < MOST:
-                raise NotOptimizerStateError(f"numbers a parameter {_shown(key)}; numbers go from 0 to {MOST - 1}")
+                raise NotOptimizerStateError(f"numbers a parameter {_key_repr(key)}")
+            if not 0 <= key < MAX_PARAMETERS:
+                raise NotOptimizerStateError(
+                    f"numbers a parameter {_key_repr(key)}; numbers go from 0 to {MAX_PARAMETERS - 1}"
+                )
     if len(set(keys)) != len(keys):
         raise NotOptimizerStateError("has a parameter twice in its groups")
 
 
-def _is_word(key: Any) -> bool:
+def _is_name(key: Any) -> bool:
     return isinstance(key, str) and not key.startswith("$")
 
 
-def _shown(key: Any) -> str:
+def _key_repr(key: Any) -> str:
     return f"{key!r:.60}" if isinstance(key, str) else key_text(key)

@@ -8,14 +8,14 @@ printing the first visits the last 2^n times). No program writes such pickles.
 import pickletools
 from typing import Any
 
-MOST_OPCODES = 30_000_000
-MOST_GLOBALS = 1_000
+MAX_OPCODES = 30_000_000
+MAX_GLOBALS = 1_000
 """Maximum number of different classes and functions. A file of torch.save names a dozen."""
-DEEPEST = 200
-SHARED = 1_000_000
+MAX_DEPTH = 200
+MAX_REPEATED = 1_000_000
 """Maximum number of values reached again through the memo, or the number of opcodes if that is larger."""
 _MARK = (0, -1)
-_INTO = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
+_FILLING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
 """Opcodes that put values into the container below them on the stack."""
 _GLOBALS = {"GLOBAL", "INST", "STACK_GLOBAL"}
 
@@ -53,10 +53,10 @@ def scan(data: bytes) -> int:
         else:
             globals_count += name in _GLOBALS
             _run(opcode, stack)
-        if repeated > max(SHARED, count):
-            raise Unsound(f"repeats nested values more than {max(SHARED, count)} times")
-        if count > MOST_OPCODES or globals_count > 100 * MOST_GLOBALS:
-            raise Unsound(f"has more than {MOST_OPCODES} opcodes, or {100 * MOST_GLOBALS} names")
+        if repeated > max(MAX_REPEATED, count):
+            raise Unsound(f"repeats nested values more than {max(MAX_REPEATED, count)} times")
+        if count > MAX_OPCODES or globals_count > 100 * MAX_GLOBALS:
+            raise Unsound(f"has more than {MAX_OPCODES} opcodes, or {100 * MAX_GLOBALS} names")
     return count
 
 
@@ -73,7 +73,7 @@ _GET = {"GET", "BINGET", "LONG_BINGET"}
 
 def _run(opcode: Any, stack: list[Value]) -> None:
     """Pop the opcode's arguments from the stack, and push one value of their total size."""
-    arguments = _taken(opcode, stack)
+    arguments = _pop_arguments(opcode, stack)
     if not opcode.stack_after:
         return
     if opcode.stack_after[0] is pickletools.markobject:
@@ -85,15 +85,15 @@ def _run(opcode: Any, stack: list[Value]) -> None:
         deepest_argument = max(deepest_argument, value[1])
     depth = (
         max(arguments[0][1], 1 + max([v[1] for v in arguments[1:]], default=0))
-        if opcode.name in _INTO
+        if opcode.name in _FILLING
         else 1 + deepest_argument
     )
-    if depth > DEEPEST:
-        raise Unsound(f"is nested more than {DEEPEST} times")
+    if depth > MAX_DEPTH:
+        raise Unsound(f"is nested more than {MAX_DEPTH} times")
     stack.append((size, depth))
 
 
-def _taken(opcode: Any, stack: list[Value]) -> list[Value]:
+def _pop_arguments(opcode: Any, stack: list[Value]) -> list[Value]:
     before = opcode.stack_before
     if pickletools.markobject not in before:
         if opcode.name == "POP" and stack and stack[-1] == _MARK:

@@ -12,10 +12,10 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from workers.checkpoint.exchange.pickle_size_estimate import MOST_GLOBALS, Unsound, scan
+from workers.checkpoint.exchange.pickle_size_estimate import MAX_GLOBALS, Unsound, scan
 from workers.errors import CheckpointError
 
-LARGEST_BYTES = 256 << 20
+MAX_PICKLE_BYTES = 256 << 20
 """Maximum size of a pickle: it has a model's names and numbers, not its tensors."""
 
 
@@ -54,7 +54,7 @@ class PickledCall:
         self.elements.extend(values)
 
 
-_HARMLESS: dict[str, Any] = {
+_SAFE_GLOBALS: dict[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     "collections.defaultdict": defaultdict,
     "collections.Counter": Counter,
@@ -68,17 +68,17 @@ def name_of(value: Any) -> str:
     return value.what if isinstance(value, type) and issubclass(value, PickledCall) else ""
 
 
-class _Inert(pickle.Unpickler):
+class _RecordingUnpickler(pickle.Unpickler):
     def __init__(self, data: bytes, persistent: Callable[[Any], Any] | None):
         super().__init__(io.BytesIO(data), encoding="utf-8")
         self._persistent = persistent
-        self._globals: dict[str, Any] = dict(_HARMLESS)
+        self._globals: dict[str, Any] = dict(_SAFE_GLOBALS)
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
         if full not in self._globals:
-            if len(self._globals) > MOST_GLOBALS:
-                raise pickle.UnpicklingError(f"it names more than {MOST_GLOBALS} classes and functions")
+            if len(self._globals) > MAX_GLOBALS:
+                raise pickle.UnpicklingError(f"it names more than {MAX_GLOBALS} classes and functions")
             self._globals[full] = type("Global", (PickledCall,), {"what": full})
         return self._globals[full]
 
@@ -90,11 +90,11 @@ class _Inert(pickle.Unpickler):
 
 def read(data: bytes, source: str, persistent: Callable[[Any], Any] | None = None) -> Any:
     """Read a pickle, with PickledCalls for what loading it would run. Raises CheckpointError."""
-    if len(data) > LARGEST_BYTES:
-        raise CheckpointError(f"{source}: a pickle of {len(data)} bytes", f"at most {LARGEST_BYTES} are read")
+    if len(data) > MAX_PICKLE_BYTES:
+        raise CheckpointError(f"{source}: a pickle of {len(data)} bytes", f"at most {MAX_PICKLE_BYTES} are read")
     try:
         scan(data)
-        return _Inert(data, persistent).load()
+        return _RecordingUnpickler(data, persistent).load()
     except Unsound as e:
         raise CheckpointError(
             f"{source} is a pickle that {e}", "do not use this file: no known program writes such files"

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.exchange.pickle_symbols import PickledCall, name_of
-from workers.checkpoint.exchange.tensors import ForeignTensor, Reference, dtype_of, of_array, read_tensor
+from workers.checkpoint.exchange.tensors import ForeignTensor, Reference, dtype_of, read_tensor, tensor_from_array
 from workers.checkpoint.exchange.typed import DeviceName, DtypeName, ModuleState, Namespace, PathText, TorchSize, Typed
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import COMPLEX, DTYPES, FLOATS
 from workers.checkpoint.format.message_text import key_text
-from workers.checkpoint.format.tree import portable
+from workers.checkpoint.format.tree import is_portable
 from workers.errors import CheckpointError
 
-MOST_REFUSED = 1000
-MOST_VALUES = 300_000
+MAX_REJECTED = 1000
+MAX_VALUES = 300_000
 """Maximum number of values in lists and dicts together, each counted wherever it occurs. Texts and arrays also count by
 length.
 """
 COUNTED_BYTES = 64
-DEEPEST = tree.DEEPEST
+MAX_DEPTH = tree.MAX_DEPTH
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class PickleDecoder:
     refused: dict[str, str] = field(default_factory=dict)
     with_grad: int = 0
     _translated: dict[PickledCall, Any] = field(default_factory=dict)
-    _remaining: int = MOST_VALUES
+    _remaining: int = MAX_VALUES
     _deep: int = 0
     _where: str = ""
 
@@ -74,9 +74,9 @@ class PickleDecoder:
             )
 
     def _container(self, value: Any, path: str) -> Any:
-        if self._deep > DEEPEST:
+        if self._deep > MAX_DEPTH:
             raise CheckpointError(
-                f"{path:.200} is nested deeper than {DEEPEST}", "check that it does not contain itself"
+                f"{path:.200} is nested deeper than {MAX_DEPTH}", "check that it does not contain itself"
             )
         self._deep += 1
         try:
@@ -114,12 +114,12 @@ class PickleDecoder:
         return module_state
 
     def _key(self, key: Any, path: str) -> Any:
-        return _untyped(self.value(key, path))
+        return _plain_key(self.value(key, path))
 
     def _call(self, call: PickledCall, path: str) -> Any:
-        make = _KNOWN.get(call.what)
+        make = _READERS.get(call.what)
         if make is None:
-            description = _WITHOUT_PLACE.get(call.what)
+            description = _UNSUPPORTED.get(call.what)
             return self._refuse(path, f"{description} ({call.what})" if description else call.what)
         if call.items or call.elements or (call.state is not None and make not in (_array, _state, _namespace)):
             return self._refuse(path, f"{call.what} (with state set afterwards)")
@@ -146,14 +146,14 @@ class PickleDecoder:
                 self._refuse(f"{path}.{key_text(name)}", "Python attribute of a tensor")
 
     def _refuse(self, path: str, description: str) -> None:
-        if len(self.refused) < MOST_REFUSED:
+        if len(self.refused) < MAX_REJECTED:
             self.refused[path] = description
 
 
-def _untyped(key: Any) -> Any:
+def _plain_key(key: Any) -> Any:
     """Return a key of plain types only: a checkpoint's JSON has no leaves in keys."""
     value = key.content() if isinstance(key, Typed) else key
-    return type(value)(map(_untyped, value)) if type(value) in (tuple, frozenset) else value
+    return type(value)(map(_plain_key, value)) if type(value) in (tuple, frozenset) else value
 
 
 def _tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
@@ -172,7 +172,7 @@ def _parameter_with_state(plain: PickleDecoder, call: PickledCall, path: str) ->
     return _with_attributes(plain, data, requires_grad, hooks, state, path)
 
 
-def _of_type(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
+def _typed_tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     """Read a tensor with Python attributes. Subclasses are refused: only their class knows what they mean."""
     rebuild, kind, arguments, state = call.arguments
     if name_of(kind) not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
@@ -197,7 +197,7 @@ def _device_tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     if not isinstance(device, str):
         raise TypeError("its device is not text")
     if isinstance(tensor, np.ndarray):
-        tensor = of_array(tensor, dtype_of(dtype), str(device))
+        tensor = tensor_from_array(tensor, dtype_of(dtype), str(device))
     elif isinstance(tensor, Reference) and tensor.dtype == dtype_of(dtype):
         tensor = replace(tensor, storage=replace(tensor.storage, device=str(device)))
     elif tensor is not None:
@@ -233,7 +233,7 @@ def _dtype(dtype: Any) -> "np.dtype[Any]":
     if not isinstance(code, str) or len(code) > 4 or not isinstance(order, str) or order not in ("<", ">", "|", "="):
         raise ValueError("a dtype of numbers is expected")
     result = np.dtype(order + code if order in ("<", ">") else code)
-    if not portable(result):
+    if not is_portable(result):
         raise ValueError(f"{result} is not a portable number type")
     return result
 
@@ -266,7 +266,7 @@ def _state(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     return plain.value(call.state, path)
 
 
-def _words(call: PickledCall) -> list[str]:
+def _texts(call: PickledCall) -> list[str]:
     if not all(isinstance(item, str | int) and len(key_text(item)) <= 4096 for item in call.arguments):
         raise TypeError("short texts are expected")
     return [key_text(item) for item in call.arguments]
@@ -278,11 +278,11 @@ def _namespace(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
 
 
 def _path(plain: PickleDecoder, call: PickledCall, path: str) -> str:
-    return PathText("/".join(_words(call)).replace("//", "/"))
+    return PathText("/".join(_texts(call)).replace("//", "/"))
 
 
 _BYTES = ("builtins.bytes", "__builtin__.bytes")
-_KNOWN: dict[str, Callable[[PickleDecoder, PickledCall, str], Any]] = {
+_READERS: dict[str, Callable[[PickleDecoder, PickledCall, str], Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
     "torch._utils._rebuild_tensor": _tensor,
@@ -291,9 +291,9 @@ _KNOWN: dict[str, Callable[[PickleDecoder, PickledCall, str], Any]] = {
     "torch._utils._rebuild_xla_tensor": _device_tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
-    "torch._tensor._rebuild_from_type_v2": _of_type,
+    "torch._tensor._rebuild_from_type_v2": _typed_tensor,
     "torch.Size": _size,
-    "torch.device": lambda plain, call, path: DeviceName(":".join(_words(call))),
+    "torch.device": lambda plain, call, path: DeviceName(":".join(_texts(call))),
     "argparse.Namespace": _namespace,
     "types.SimpleNamespace": _state,
     **dict.fromkeys(("_codecs.encode", *_BYTES), lambda plain, call, path: _data(plain, call)),
@@ -303,7 +303,7 @@ _KNOWN: dict[str, Callable[[PickleDecoder, PickledCall, str], Any]] = {
     **{f"{n}.multiarray.scalar": _scalar for n in ("numpy.core", "numpy._core")},
 }
 
-_WITHOUT_PLACE = {
+_UNSUPPORTED = {
     "torch._utils._rebuild_qtensor": "quantized tensor",
     "torch._utils._rebuild_sparse_tensor": "sparse tensor",
     "torch._utils._rebuild_sparse_csr_tensor": "sparse tensor",

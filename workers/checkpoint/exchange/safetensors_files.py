@@ -12,16 +12,16 @@ from typing import Any
 from cluster import sandbox
 from cluster.untrusted_files import UnreadableFile, read_json
 from workers.checkpoint.format.dtypes import DTYPES
-from workers.checkpoint.format.links import real
+from workers.checkpoint.format.links import resolve_links
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import first_names
 from workers.errors import CheckpointError
 
-LARGEST_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit."""
-MOST_TENSORS = 500_000
+MAX_TENSORS = 500_000
 """Maximum number of tensors in one file."""
-LARGEST_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 64 << 20
 """Maximum size of an index. The largest published ones have 10 MB."""
 _DTYPES = {d.safetensors: d.name for d in DTYPES.values() if d.safetensors} | {
     "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "C64": "complex64",
@@ -43,7 +43,7 @@ def read_header(path: Path) -> tuple[int, dict[str, TensorInFile]]:
         size_bytes = os.fstat(file.fileno()).st_size
         head = file.read(8)
         header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-        if not 0 < header_bytes <= min(size_bytes - 8, LARGEST_HEADER_BYTES):
+        if not 0 < header_bytes <= min(size_bytes - 8, MAX_HEADER_BYTES):
             raise CheckpointError(f"{path} is not a complete safetensors file", "copy it again from its source")
         sandbox.raise_limits(metadata_bytes=header_bytes)
         return size_bytes, parse_header(file.read(header_bytes), str(path))
@@ -52,19 +52,21 @@ def read_header(path: Path) -> tuple[int, dict[str, TensorInFile]]:
 def parse_header(text: bytes, source: str) -> dict[str, TensorInFile]:
     """Return the tensors in a header; they may still be beyond the end of the file. Raises CheckpointError."""
     try:
-        if text.count(b"{") > MOST_TENSORS + 2 or text.count(b",") > 20 * MOST_TENSORS:
-            raise ValueError(f"more than {MOST_TENSORS} tensors")
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_no_constant)
+        if text.count(b"{") > MAX_TENSORS + 2 or text.count(b",") > 20 * MAX_TENSORS:
+            raise ValueError(f"more than {MAX_TENSORS} tensors")
+        header = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_refuse_constant
+        )
         if type(header) is not dict:
             raise ValueError("it is not a JSON object")
-        return {name: _held(fields, 8 + len(text)) for name, fields in header.items() if name != "__metadata__"}
+        return {name: _parse_tensor(fields, 8 + len(text)) for name, fields in header.items() if name != "__metadata__"}
     except (ValueError, RecursionError) as e:
         raise CheckpointError(
             f"{source} has a header that is not valid: {e!s:.200}", "check that it is a safetensors file"
         ) from None
 
 
-def _held(fields: Any, data: int) -> TensorInFile:
+def _parse_tensor(fields: Any, data: int) -> TensorInFile:
     if type(fields) is not dict or not {"dtype", "shape", "data_offsets"} <= fields.keys():
         raise ValueError("a tensor lacks dtype, shape or data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
@@ -80,14 +82,14 @@ def _held(fields: Any, data: int) -> TensorInFile:
     return tensor
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items = dict(pairs)
     if len(items) != len(pairs):
         raise ValueError("a name occurs twice")
     return items
 
 
-def _no_constant(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant[:20]} is not an integer")
 
 
@@ -123,9 +125,9 @@ def files_in(index: Path) -> list[Path]:
 def weight_map(index: Path) -> dict[str, str]:
     """Map each tensor's name to its file, as an index says. Raises CheckpointError."""
     os.close(open_regular(index))
-    sandbox.raise_limits(metadata_bytes=min(index.stat().st_size, LARGEST_INDEX_BYTES))
+    sandbox.raise_limits(metadata_bytes=min(index.stat().st_size, MAX_INDEX_BYTES))
     try:
-        index_data = read_json(real(index), LARGEST_INDEX_BYTES, deepest=8)
+        index_data = read_json(resolve_links(index), MAX_INDEX_BYTES, deepest=8)
     except UnreadableFile as e:
         raise CheckpointError(e.message, "check that it maps names of tensors to files") from None
     files = index_data.get("weight_map") if isinstance(index_data, dict) else None

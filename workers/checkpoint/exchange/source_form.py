@@ -23,7 +23,7 @@ from workers.checkpoint.format.optimizer_tree import OptimizerTree, as_torch
 
 ROOT_DEPTH = -4
 """Start depth of a form, in which an entry's value is some levels deeper than in the entry."""
-NESTED = 2
+ENTRY_LEVELS = 2
 """Maximum level of a file at which entries may occur: {"optimizer_states": [entry]}."""
 
 
@@ -34,7 +34,7 @@ class EntryOf:
         self.name, self.value = name, value
 
 
-def with_entries(value: Any, entry_of: dict[int, str], levels: int = NESTED) -> Any:
+def with_entries(value: Any, entry_of: dict[int, str], levels: int = ENTRY_LEVELS) -> Any:
     """Replace each value that has become an entry by an EntryOf; its name is "" if it was left out."""
     if (name := entry_of.get(id(value))) is not None:
         return EntryOf(name, value)
@@ -71,22 +71,22 @@ def state_dict(name: str, value: Any) -> Any:
     return {"$state_dict": [name, tree.encode(versions, f"{name}._metadata", tree.raise_unsupported)]}
 
 
-def renders(value: Any, optimizer: OptimizerStateDict) -> bool:
+def is_restored_by_export(value: Any, optimizer: OptimizerStateDict) -> bool:
     """Check whether an export of the entry made from `optimizer` restores `value` exactly."""
     exported = as_torch(OptimizerTree(optimizer.groups, optimizer.options, optimizer.state, {}), lambda raw: raw)
-    return _same(exported, value)
+    return _is_equal(exported, value)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
     """Compare values. Leaves are the same objects, if they are equal at all."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return [*map(_key, a)] == [*map(_key, b)] and all(map(_same, a.values(), b.values()))
+        return [*map(_key, a)] == [*map(_key, b)] and all(map(_is_equal, a.values(), b.values()))
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_is_equal, a, b))
     return isinstance(a, int | str) and bool(a == b)
 
 

@@ -21,7 +21,7 @@ NAMES = (
 EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
 WITHIN = ("trainer_state", "train_state", "training_state", "state", "meta", "extra", "extra_state", "progress", "info")
 """Dicts that may contain such a name: torchtitan, MMEngine, fairseq."""
-LARGEST = 2**63 - 1
+MAX_STEP = 2**63 - 1
 _IN_NAME = re.compile(r"(?:^|[-_.])(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d{1,18})(?=$|[-_.])")
 _CODES = {"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b", "uint8": "<B", "float32": "<f", "float64": "<d"}
 
@@ -57,7 +57,7 @@ def _number(value: Any) -> int | None:
         value = value.item()
     if type(value) is float and value.is_integer():
         value = int(value)
-    return value if type(value) is int and 0 <= value <= LARGEST else None
+    return value if type(value) is int and 0 <= value <= MAX_STEP else None
 
 
 def _element(tensor: Reference | InlineTensor) -> Any:

@@ -18,6 +18,6 @@ def dtype_of(kind: str) -> "str | None":
     return _TYPED.get(kind.rpartition(".")[2])
 
 
-def bytes_of(dtype: str) -> int:
+def item_bytes(dtype: str) -> int:
     """Return the size of one element."""
     return _QUANTIZED_BYTES[dtype] if dtype in _QUANTIZED_BYTES else DTYPES[dtype].bytes

@@ -19,7 +19,7 @@ from workers.checkpoint.format.manifest import DamagedCheckpoint
 from workers.checkpoint.format.manifest_checks import open_regular
 
 
-def in_order(reference: Reference) -> bool:
+def is_contiguous(reference: Reference) -> bool:
     """Check whether the elements are contiguous and in order."""
     expected = 1
     for n, stride in zip(reversed(reference.shape), reversed(reference.strides), strict=True):
@@ -29,11 +29,11 @@ def in_order(reference: Reference) -> bool:
     return True
 
 
-def count_of(reference: Reference) -> int:
+def element_count(reference: Reference) -> int:
     return math.prod(reference.shape)
 
 
-def last_of(reference: Reference) -> int:
+def last_index(reference: Reference) -> int:
     """Return the index of the last element in its storage."""
     return reference.offset + sum((n - 1) * s for n, s in zip(reference.shape, reference.strides, strict=True))
 
@@ -45,18 +45,18 @@ class StridedSource:
         self._source = source
         self._lock = threading.Lock()
         self._view: np.ndarray[Any, Any] | None = None
-        self._left_bytes = 0 if isinstance(source, np.ndarray) else count_of(source) * DTYPES[source.dtype].bytes
+        self._left_bytes = 0 if isinstance(source, np.ndarray) else element_count(source) * DTYPES[source.dtype].bytes
 
     def read(self, start: int, stop: int, out: memoryview) -> None:
         """Copy bytes `start` to `stop` into `out`. Raises DamagedCheckpoint if the file ends before."""
         if isinstance(self._source, np.ndarray):
             out[:] = self._source.reshape(-1).view(np.uint8).data[start:stop]
-        elif in_order(self._source):
+        elif is_contiguous(self._source):
             self._read_at(self._source, start, out)
         else:
             self._gather(self._source, start, stop, out)
         if isinstance(self._source, Reference) and self._source.sign_bytes:
-            _turn_signs(self._source, start, out)
+            _flip_signs(self._source, start, out)
 
     def _read_at(self, reference: Reference, start: int, out: memoryview) -> None:
         begin, done = reference.storage.offset + reference.offset * DTYPES[reference.dtype].bytes + start, 0
@@ -77,10 +77,10 @@ class StridedSource:
         first, last = start // size, -(-stop // size)
         if start % size or stop % size:  # a chunk may start or end within an element
             elements = np.empty(last - first, view.dtype)
-            _take(view, first, last, elements)
+            _copy_elements(view, first, last, elements)
             out[:] = elements.view(np.uint8).data[start - first * size : stop - first * size]
         else:
-            _take(view, first, last, np.frombuffer(out, view.dtype))
+            _copy_elements(view, first, last, np.frombuffer(out, view.dtype))
         with self._lock:
             self._left_bytes -= stop - start
             if not self._left_bytes:
@@ -88,7 +88,9 @@ class StridedSource:
 
     def _map_view(self, reference: Reference) -> "np.ndarray[Any, Any]":
         size = DTYPES[reference.dtype].bytes
-        begin, end = (reference.storage.offset + index * size for index in (reference.offset, last_of(reference) + 1))
+        begin, end = (
+            reference.storage.offset + index * size for index in (reference.offset, last_index(reference) + 1)
+        )
         page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         descriptor = open_regular(Path(reference.storage.file))
         try:
@@ -103,14 +105,14 @@ class StridedSource:
         return np.lib.stride_tricks.as_strided(elements, reference.shape, strides, writeable=False)
 
 
-def _turn_signs(reference: Reference, start: int, out: memoryview) -> None:
+def _flip_signs(reference: Reference, start: int, out: memoryview) -> None:
     """Flip the signs that the conjugate and negative bits stand for, in the bytes from `start` on."""
     size, data = DTYPES[reference.dtype].bytes, np.frombuffer(out, np.uint8)
     for byte in reference.sign_bytes:
         data[(byte - start) % size :: size] ^= 0x80
 
 
-def _take(view: "np.ndarray[Any, Any]", start: int, stop: int, out: "np.ndarray[Any, Any]") -> None:
+def _copy_elements(view: "np.ndarray[Any, Any]", start: int, stop: int, out: "np.ndarray[Any, Any]") -> None:
     """Copy elements `start` to `stop` in logical order: end of a row, full rows, start of a row."""
     if view.ndim <= 1:
         out[:] = view.reshape(-1)[start:stop] if view.ndim == 0 else view[start:stop]
@@ -122,7 +124,7 @@ def _take(view: "np.ndarray[Any, Any]", start: int, stop: int, out: "np.ndarray[
         rows = (stop - position) // row
         if offset or not rows:
             count = min(row - offset, stop - position)
-            _take(view[index], offset, offset + count, out[position - start : position - start + count])
+            _copy_elements(view[index], offset, offset + count, out[position - start : position - start + count])
         else:
             count = rows * row
             out[position - start : position - start + count].reshape(rows, *view.shape[1:])[...] = view[

@@ -13,8 +13,8 @@ import numpy as np
 from workers.checkpoint.exchange.pickle_symbols import PickledCall, name_of
 from workers.checkpoint.format.dtypes import COMPLEX, DTYPES
 
-MOST_DIMENSIONS = 64
-SIGNED = ("float16", "bfloat16", "float32", "float64", *COMPLEX)
+MAX_DIMENSIONS = 64
+CAN_NEGATE = ("float16", "bfloat16", "float32", "float64", *COMPLEX)
 """Dtypes for which torch sets the negative bit: .imag of a conjugated tensor, or what was made of it."""
 _COUNTS = {"_rebuild_tensor": (4, 4), "_rebuild_tensor_v2": (6, 7), "_rebuild_tensor_v3": (7, 8)}
 
@@ -113,7 +113,7 @@ def read_tensor(call: PickledCall) -> Rebuilt:
         raise ValueError("offset, sizes and strides do not fit each other")
     dtype = dtype_of(optional[2]) if name.endswith("_v3") else storage.dtype
     metadata = call.arguments[maximum - 1] if optional and len(call.arguments) == maximum else None
-    conj, neg = _bits(metadata, dtype)
+    conj, neg = _conj_and_neg(metadata, dtype)
     return Rebuilt(Reference(storage, dtype, offset, shape, strides, conj, neg), *optional[:2])
 
 
@@ -125,7 +125,7 @@ def dtype_of(value: Any) -> str:
     return name
 
 
-def of_array(array: "np.ndarray[Any, Any]", dtype: str, device: str) -> InlineTensor:
+def tensor_from_array(array: "np.ndarray[Any, Any]", dtype: str, device: str) -> InlineTensor:
     """Build a tensor of torch-xla from before torch 1.13: numpy's values, for bfloat16 as float32.
     Raises ValueError if dtype and values differ in another way, or if numbers would be rounded.
     """
@@ -144,14 +144,14 @@ def _sizes(value: Any) -> tuple[int, ...]:
     """Read a tuple, a list or a torch.Size."""
     if isinstance(value, PickledCall) and value.what == "torch.Size" and len(value.arguments) == 1:
         value = value.arguments[0]
-    if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
+    if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
         raise ValueError("sizes and strides of a tensor are not tuples")
     if any(type(n) is not int or not 0 <= n < 2**63 for n in value):
         raise ValueError("sizes and strides of a tensor are not integers")
     return tuple(value)
 
 
-def _bits(metadata: Any, dtype: str) -> tuple[bool, bool]:
+def _conj_and_neg(metadata: Any, dtype: str) -> tuple[bool, bool]:
     """Return the conjugate and the negative bit. torch checks only keys: the value False sets a bit, too."""
     if metadata is None:
         return False, False
@@ -160,6 +160,6 @@ def _bits(metadata: Any, dtype: str) -> tuple[bool, bool]:
     if any(value is not True for value in metadata.values()):
         raise ValueError("its metadata has a bit that is not True")
     conj, neg = "conj" in metadata, "neg" in metadata
-    if (conj and dtype not in COMPLEX) or (neg and dtype not in SIGNED):
+    if (conj and dtype not in COMPLEX) or (neg and dtype not in CAN_NEGATE):
         raise ValueError(f"{'conj' if conj and dtype not in COMPLEX else 'neg'} is set for {dtype}")
     return conj, neg

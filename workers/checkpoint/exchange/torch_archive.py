@@ -12,14 +12,14 @@ from typing import IO, Any
 
 from cluster import sandbox
 from workers.checkpoint.exchange import pickle_symbols
-from workers.checkpoint.exchange.storage_dtypes import bytes_of, dtype_of
+from workers.checkpoint.exchange.storage_dtypes import dtype_of, item_bytes
 from workers.checkpoint.exchange.tensors import Storage
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import key_text
 from workers.errors import CheckpointError
 
-AT_ONCE_BYTES = 4 << 20
-LARGEST_DIRECTORY_BYTES = 8 << 20
+READ_BYTES = 4 << 20
+MAX_DIRECTORY_BYTES = 8 << 20
 """Maximum size of the archive's list of entries: some 90,000 storages, for which zipfile needs ten times as much."""
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError),
@@ -42,7 +42,7 @@ class Archive:
                     self._check_entries(archive.infolist(), window.size_bytes)
                     self._prefix = self._find_prefix()
                     self._check_order(archive)
-                    window.max_read_bytes = pickle_symbols.LARGEST_BYTES
+                    window.max_read_bytes = pickle_symbols.MAX_PICKLE_BYTES
                     pickled = archive.read(self._pickle)
                     self.value = pickle_symbols.read(pickled, str(path), self._storage(file))
                 for info in self._entries.values():
@@ -71,11 +71,11 @@ class Archive:
                 f"{self.path} has entries that overlap", "do not use this file: no known program writes such files"
             )
         if (pickles := [i for i in entries if i.filename.endswith("data.pkl")]) and (
-            pickles[0].file_size > pickle_symbols.LARGEST_BYTES
+            pickles[0].file_size > pickle_symbols.MAX_PICKLE_BYTES
         ):
             raise CheckpointError(
                 f"{self.path} has a pickle of {pickles[0].file_size} bytes",
-                f"at most {pickle_symbols.LARGEST_BYTES} are read",
+                f"at most {pickle_symbols.MAX_PICKLE_BYTES} are read",
             )
         sandbox.raise_limits(metadata_bytes=sum(i.file_size for i in pickles), data_bytes=size_bytes)
 
@@ -117,7 +117,7 @@ class Archive:
                     f"{self.path}: storage {key} is used as {dtypes[str(key)]} and as {dtype}",
                     "save the tensors separately, with .clone(): torch.load would read both with one dtype",
                 )
-            if count * bytes_of(dtype) != info.file_size:
+            if count * item_bytes(dtype) != info.file_size:
                 raise CheckpointError(
                     f"{self.path}: storage {key} has {info.file_size} bytes, its pickle declares {count} {dtype}"
                 )
@@ -139,9 +139,7 @@ class Archive:
 def _check_crc(path: Path, file: IO[bytes], offset: int, info: zipfile.ZipInfo) -> None:
     crc, remaining_bytes = 0, info.compress_size
     while remaining_bytes:
-        data = os.pread(
-            file.fileno(), min(remaining_bytes, AT_ONCE_BYTES), offset + info.compress_size - remaining_bytes
-        )
+        data = os.pread(file.fileno(), min(remaining_bytes, READ_BYTES), offset + info.compress_size - remaining_bytes)
         if not data:
             raise CheckpointError(f"{path} is cut off within {info.filename}", "copy it again from its source")
         crc, remaining_bytes = zlib.crc32(data, crc), remaining_bytes - len(data)
@@ -154,10 +152,10 @@ def _check_crc(path: Path, file: IO[bytes], offset: int, info: zipfile.ZipInfo) 
 class _Window:
     """A part of a file as a file of its own.
     `zipfile` reads the list of entries at once, however long it is declared to be, so one read returns at most
-    `largest_bytes`.
+    `max_read_bytes`.
     """
 
-    max_read_bytes = LARGEST_DIRECTORY_BYTES
+    max_read_bytes = MAX_DIRECTORY_BYTES
 
     def __init__(self, file: IO[bytes], start: int, size_bytes: int):
         self._file, self._start, self.size_bytes, self._at = file, start, size_bytes, 0

@@ -19,7 +19,7 @@ def has_partitions(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in DEEPSPEED)
 
 
-def refuse_parts(source: Path) -> None:
+def check_not_partitioned(source: Path) -> None:
     """Raise CheckpointError if such parts are in the folder or in a folder directly below it."""
     folders = [source, *sorted(path for path in source.iterdir() if path.is_dir() and not path.is_symlink())]
     if any(map(has_partitions, folders)):

@@ -24,7 +24,7 @@ SAFETENSORS_INDEX = "*.safetensors.index.json"
 TORCH_INDEX = "*.bin.index.json"
 
 
-def take_safetensors(state: ImportedState, source: Path, entry: str = "model", prefix: str = "") -> list[str]:
+def import_safetensors(state: ImportedState, source: Path, entry: str = "model", prefix: str = "") -> list[str]:
     """Import a file, or a folder's files of one model; return their names and that of an index.
     `prefix` is put before their names if `source` is a part of what is imported, such as `unet/`.
     """
@@ -44,10 +44,10 @@ def take_safetensors(state: ImportedState, source: Path, entry: str = "model", p
     state.module(entry, tensors)
     name = index.name.removesuffix(".index.json") if index else files[0].name
     state.safetensors_file(f"{prefix}{name}", entry, metadata)
-    return [path.name for path in files] + _checked(state, index, tensors)
+    return [path.name for path in files] + _check_index_names(state, index, tensors)
 
 
-def take_torch(state: ImportedState, path: Path, plain: PickleDecoder, entry: str = "model") -> list[str]:
+def import_torch(state: ImportedState, path: Path, plain: PickleDecoder, entry: str = "model") -> list[str]:
     """Import weights of torch.save: a file, or the index of several; return the names of the files."""
     if not path.name.endswith(".index.json"):
         value = read_value(path, plain)
@@ -62,10 +62,10 @@ def take_torch(state: ImportedState, path: Path, plain: PickleDecoder, entry: st
         tensors |= read_value(file, plain)
     state.file(path.name.removesuffix(".index.json"), tensors)
     state.module(entry, tensors)
-    return [file.name for file in files] + _checked(state, path, tensors)
+    return [file.name for file in files] + _check_index_names(state, path, tensors)
 
 
-def _checked(state: ImportedState, index: Path | None, tensors: dict[str, Any]) -> list[str]:
+def _check_index_names(state: ImportedState, index: Path | None, tensors: dict[str, Any]) -> list[str]:
     if index is None:
         return []
     if unnamed := check_index(index, tensors):

@@ -46,7 +46,7 @@ def full_box(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
-def tiles(outer: Box, boxes: Sequence[Box]) -> str:
+def tiling_fault(outer: Box, boxes: Sequence[Box]) -> str:
     """Return "" if `boxes`, each inside `outer`, cover it exactly once, else what is wrong.
 
     A box is a product of intervals. With a random number h(d, x) for each coordinate x of dimension d, the products of
@@ -55,11 +55,11 @@ def tiles(outer: Box, boxes: Sequence[Box]) -> str:
     and Zippel). So the time is linear in the number of boxes, for any arrangement and number of dimensions.
     """
     boxes = [box for box in boxes if box.count]
-    numbers = [_Numbers() for _ in outer.shape]
-    if (sum(_signed(box, numbers) for box in boxes) - _signed(outer, numbers)) % _PRIME == 0:
+    numbers = [_RandomHashes() for _ in outer.shape]
+    if (sum(_signed_product(box, numbers) for box in boxes) - _signed_product(outer, numbers)) % _PRIME == 0:
         return ""
     count = sum(box.count for box in boxes)
-    pair = _overlapping(sorted(boxes, key=lambda box: box.start)[:_COMPARED])
+    pair = _overlapping(sorted(boxes, key=lambda box: box.start)[:_MAX_COMPARED])
     if pair is None and count != outer.count:
         return f"has shards with {count} of its {outer.count} values"
     positions = f", from {list(pair[0].start)} and from {list(pair[1].start)} on" if pair else ""
@@ -67,12 +67,12 @@ def tiles(outer: Box, boxes: Sequence[Box]) -> str:
 
 
 _PRIME = 2**61 - 1
-_COMPARED = 256
+_MAX_COMPARED = 256
 """Number of boxes that are compared pairwise, to name two that overlap."""
 _random = SystemRandom()
 
 
-class _Numbers(dict[int, int]):
+class _RandomHashes(dict[int, int]):
     """One unpredictable random number for each coordinate of a dimension."""
 
     def __missing__(self, coordinate: int) -> int:
@@ -80,7 +80,7 @@ class _Numbers(dict[int, int]):
         return number
 
 
-def _signed(box: Box, numbers: list[_Numbers]) -> int:
+def _signed_product(box: Box, numbers: list[_RandomHashes]) -> int:
     product = 1
     for start, size, hashes in zip(box.start, box.shape, numbers, strict=True):
         product = product * (hashes[start] - hashes[start + size]) % _PRIME

@@ -24,7 +24,7 @@ def are_followed() -> bool:
     return _followed
 
 
-def real(path: Path) -> Path:
+def resolve_links(path: Path) -> Path:
     """Return the file behind links if links are followed, else `path`, for readers that refuse links."""
     return path.resolve() if _followed else path
 
@@ -48,6 +48,6 @@ def is_pointer(path: Path) -> bool:
         os.close(descriptor)
 
 
-def pointer_words(path: Path | str) -> tuple[str, str]:
+def pointer_message(path: Path | str) -> tuple[str, str]:
     """Return message and remedy for a pointer."""
     return f"{path} is a git-lfs pointer, not the file itself", "run `git lfs pull` in its repository, then try again"

@@ -23,7 +23,7 @@ from workers.errors import CheckpointError
 FORMAT = "polyfleet-checkpoint"
 VERSION = 2
 """Written if it suffices, so that older readers can read the checkpoint."""
-NUMBERED = 3
+VERSION_WITH_NUMBERS = 3
 """Written if parameters of an optimizer have numbers and no names."""
 RANDOM = "random"
 """Entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
@@ -38,21 +38,21 @@ ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
 EXTRA_STATE = "_extra_state"
 """Suffix of state dict keys for the results of `get_extra_state`. Source: torch.nn.Module."""
-LARGEST_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = 256 << 20
 """Maximum size of a manifest: enough for the names of a million tensors and the chunk hashes of some 20 TB."""
-SMALL_BYTES = 4 << 20
+MAX_INLINE_BYTES = 4 << 20
 """Maximum size of a manifest that an agent reads itself: with any content that takes below 2 s and 128 MiB. A model of
 70 billion parameters sharded over 64 ranks needs less. Larger ones are read in a child process.
 """
-MOST_TENSORS = 1_000_000
-MOST_PARTS = 65_536
+MAX_TENSORS = 1_000_000
+MAX_PARTS_PER_TENSOR = 65_536
 """Maximum number of parts of one tensor, which is the maximum number of ranks that save together."""
-MOST_PLACES = 2_000_000
+MAX_TOTAL_PARTS = 2_000_000
 """Maximum number of parts of all tensors together."""
-MOST_FILES = 262_144
-MOST_CONTAINERS = 8_000_000
+MAX_FILES = 262_144
+MAX_CONTAINERS = 8_000_000
 """Maximum number of JSON lists and objects: eight for each tensor."""
-MOST_VALUES = 32_000_000
+MAX_VALUES = 32_000_000
 
 
 DAMAGED_REMEDY = "load an older step, or copy this checkpoint again from its source"
@@ -210,7 +210,7 @@ def extra_states(entry: Entry, decode: Callable[[Any], Any]) -> dict[str, Any]:
     return {f"{prefix}{EXTRA_STATE}": value for prefix, value in states.items()}
 
 
-def digest_of(data: dict[str, Any]) -> str:
+def manifest_digest(data: dict[str, Any]) -> str:
     """Digest of a manifest as JSON data; its own `digest` is left out."""
     rest = {key: value for key, value in data.items() if key != "digest"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -222,17 +222,17 @@ def dump(manifest: Manifest) -> bytes:
     data = to_plain(manifest)
     if manifest.origin is None:
         del data["origin"]
-    data["tensors"] = {name: _telling(tensor) for name, tensor in data["tensors"].items()}
-    data["digest"] = digest_of(data)
+    data["tensors"] = {name: _without_empty_fields(tensor) for name, tensor in data["tensors"].items()}
+    data["digest"] = manifest_digest(data)
     return json.dumps(data, indent=1, allow_nan=False).encode("ascii")
 
 
-_NOTHING: tuple[Any, ...] = (None, "", [], ())
+_EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
-def _telling(tensor: dict[str, Any]) -> dict[str, Any]:
-    fields = {key: value for key, value in tensor.items() if value not in _NOTHING or key == "role"}
+def _without_empty_fields(tensor: dict[str, Any]) -> dict[str, Any]:
+    fields = {key: value for key, value in tensor.items() if value not in _EMPTY or key == "role"}
     if "shards" in fields:
         fields["shape"] = tensor["shape"]  # kept if empty: () is the shape of a scalar
-        fields["shards"] = [{k: v for k, v in s.items() if v not in _NOTHING} for s in fields["shards"]]
+        fields["shards"] = [{k: v for k, v in s.items() if v not in _EMPTY} for s in fields["shards"]]
     return fields

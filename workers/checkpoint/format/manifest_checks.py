@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.format import links
-from workers.checkpoint.format.boxes import Box, full_box, tiles
+from workers.checkpoint.format.boxes import Box, full_box, tiling_fault
 from workers.checkpoint.format.chunks import chunk_count
 from workers.checkpoint.format.dtypes import DTYPES, FLOATS
 from workers.checkpoint.format.manifest import (
     FILE,
     FORMAT,
     KINDS,
-    LARGEST_BYTES,
-    MOST_CONTAINERS,
-    MOST_FILES,
-    MOST_PARTS,
-    MOST_PLACES,
-    MOST_TENSORS,
-    MOST_VALUES,
+    MAX_CONTAINERS,
+    MAX_FILES,
+    MAX_MANIFEST_BYTES,
+    MAX_PARTS_PER_TENSOR,
+    MAX_TENSORS,
+    MAX_TOTAL_PARTS,
+    MAX_VALUES,
     NAME,
     ROLES,
     DamagedCheckpoint,
@@ -36,10 +36,10 @@ from workers.checkpoint.format.manifest import (
     Manifest,
     Stored,
     TensorEntry,
-    digest_of,
+    manifest_digest,
 )
 from workers.checkpoint.format.strict_types import WrongType, parse_dataclass
-from workers.checkpoint.format.versions import READ, upgraded
+from workers.checkpoint.format.versions import READABLE_VERSIONS, upgrade
 from workers.errors import CheckpointError
 
 
@@ -51,7 +51,7 @@ def read_manifest(folder: Path, follow: bool = False) -> Manifest:
 def parse_manifest(text: bytes, source: str) -> Manifest:
     """Parse and check the text of a manifest; `source` names it in messages."""
     try:
-        manifest = parse_dataclass(Manifest, upgraded(_parse(text, source)))
+        manifest = parse_dataclass(Manifest, upgrade(_parse(text, source)))
     except WrongType as e:
         raise DamagedCheckpoint(f"{source}: {e}") from None
     if fault := _fault(manifest):
@@ -66,20 +66,21 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 def _parse(text: bytes, source: str) -> dict[str, Any]:
     if text.startswith(links.LFS_POINTER):
-        raise DamagedCheckpoint(*links.pointer_words(source))
+        raise DamagedCheckpoint(*links.pointer_message(source))
     _check_size(text, source)
     try:
-        data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
-        digest = digest_of(data) if isinstance(data, dict) else ""
+        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        digest = manifest_digest(data) if isinstance(data, dict) else ""
     except (ValueError, RecursionError) as e:
         raise DamagedCheckpoint(f"{source} is not the JSON that was saved: {e}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DamagedCheckpoint(f"{source} is not a {FORMAT} manifest")
     if data.get("digest") != digest:
         raise DamagedCheckpoint(f"{source} does not match its own digest")
-    if data.get("version") not in READ:
+    if data.get("version") not in READABLE_VERSIONS:
         raise CheckpointError(
-            f"{source} has format version {data.get('version')}, this Polyfleet reads versions {READ[0]} to {READ[-1]}",
+            f"{source} has format version {data.get('version')}, this Polyfleet reads versions"
+            f" {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}",
             "read it with a newer Polyfleet",
         )
     return data
@@ -87,13 +88,13 @@ def _parse(text: bytes, source: str) -> dict[str, Any]:
 
 def _check_size(text: bytes, path: str) -> None:
     """Check size and complexity before parsing, which takes up to a hundred times the text's size."""
-    if len(text) > LARGEST_BYTES:
-        raise DamagedCheckpoint(f"{path} has {len(text)} bytes, a manifest has at most {LARGEST_BYTES}")
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise DamagedCheckpoint(f"{path} has {len(text)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
     if not text.isascii():
         raise DamagedCheckpoint(f"{path} is not the JSON that was saved: it is not ASCII")
-    if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
+    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS or text.count(b",") > MAX_VALUES:
         raise DamagedCheckpoint(
-            f"{path} has more than {MOST_CONTAINERS} lists and objects, or {MOST_VALUES} values",
+            f"{path} has more than {MAX_CONTAINERS} lists and objects, or {MAX_VALUES} values",
             "split it into several checkpoints",
         )
 
@@ -109,14 +110,14 @@ def open_regular(path: Path, follow: bool = False) -> int:
     try:
         descriptor = os.open(path, flags)
     except OSError as e:
-        raise _not_opened(path, e, follow) from None
+        raise _open_error(path, e, follow) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DamagedCheckpoint(f"{path} is not a regular file", "replace it with a regular file")
     return descriptor
 
 
-def _not_opened(path: Path, error: OSError, follow: bool) -> DamagedCheckpoint:
+def _open_error(path: Path, error: OSError, follow: bool) -> DamagedCheckpoint:
     """Describe why a file could not be opened. Only a missing file is damage; other causes have their own remedy."""
     message = f"{path} cannot be opened"
     if path.is_symlink() and not follow:
@@ -137,13 +138,13 @@ def tensor_bytes(tensor: TensorEntry) -> int:
     return math.prod(tensor.shape) * DTYPES[tensor.dtype].bytes
 
 
-def box_of(tensor: TensorEntry, stored: Stored) -> Box:
+def stored_box(tensor: TensorEntry, stored: Stored) -> Box:
     """Return the box of a tensor that is stored there."""
     return Box(stored.start, stored.shape) if stored.start else full_box(tensor.shape)
 
 
 def box_bytes(tensor: TensorEntry, stored: Stored) -> int:
-    return box_of(tensor, stored).count * DTYPES[tensor.dtype].bytes
+    return stored_box(tensor, stored).count * DTYPES[tensor.dtype].bytes
 
 
 def _fault(manifest: Manifest) -> str:
@@ -166,12 +167,12 @@ def _count_fault(manifest: Manifest) -> str:
         return f"step {max(manifest.step, -(2**63))} is negative"
     if manifest.step >= 2**63:
         return "its step is beyond 64 bits"
-    if len(manifest.files) > MOST_FILES:
-        return f"it lists {len(manifest.files)} files, at most {MOST_FILES} are read"
-    if len(manifest.tensors) > MOST_TENSORS:
-        return f"it has {len(manifest.tensors)} tensors, at most {MOST_TENSORS} are read"
-    if (parts := sum(len(tensor.shards) for tensor in manifest.tensors.values())) > MOST_PLACES:
-        return f"its tensors have {parts} parts together, at most {MOST_PLACES} are read"
+    if len(manifest.files) > MAX_FILES:
+        return f"it lists {len(manifest.files)} files, at most {MAX_FILES} are read"
+    if len(manifest.tensors) > MAX_TENSORS:
+        return f"it has {len(manifest.tensors)} tensors, at most {MAX_TENSORS} are read"
+    if (parts := sum(len(tensor.shards) for tensor in manifest.tensors.values())) > MAX_TOTAL_PARTS:
+        return f"its tensors have {parts} parts together, at most {MAX_TOTAL_PARTS} are read"
     return ""
 
 
@@ -228,7 +229,7 @@ def _form_fault(tensor: TensorEntry) -> str:
 def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> str:
     if stored.file not in manifest.files:
         return f"is in file {stored.file!r}, which is not listed"
-    if stored.start and not full_box(tensor.shape).contains(box_of(tensor, stored)):
+    if stored.start and not full_box(tensor.shape).contains(stored_box(tensor, stored)):
         return f"has a shard from {list(stored.start)} of shape {list(stored.shape)}, outside {list(tensor.shape)}"
     size_bytes, file_bytes = box_bytes(tensor, stored), manifest.files[stored.file].bytes
     if stored.offset < 0 or stored.offset + size_bytes > file_bytes:
@@ -239,11 +240,11 @@ def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> st
 def _tiling_fault(tensor: TensorEntry) -> str:
     if not tensor.shards:
         return "has no shard"
-    if len(tensor.shards) > MOST_PARTS:
-        return f"has {len(tensor.shards)} parts, at most {MOST_PARTS} are read"
+    if len(tensor.shards) > MAX_PARTS_PER_TENSOR:
+        return f"has {len(tensor.shards)} parts, at most {MAX_PARTS_PER_TENSOR} are read"
     if len(tensor.shards) == 1 and not tensor.shards[0].start:
         return ""
-    return tiles(full_box(tensor.shape), [box_of(tensor, stored) for stored in tensor.shards])
+    return tiling_fault(full_box(tensor.shape), [stored_box(tensor, stored) for stored in tensor.shards])
 
 
 def _overlap(manifest: Manifest) -> str:
@@ -261,17 +262,17 @@ def _overlap(manifest: Manifest) -> str:
 def _read_regular(path: Path, follow: bool = False) -> bytes:
     with os.fdopen(open_regular(path, follow), "rb") as f:
         size_bytes = os.fstat(f.fileno()).st_size
-        if size_bytes > LARGEST_BYTES:
-            raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
+        if size_bytes > MAX_MANIFEST_BYTES:
+            raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
         return f.read(size_bytes)
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
         raise ValueError("a key occurs twice in one object")
     return data
 
 
-def _no_constant(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")

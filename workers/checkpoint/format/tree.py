@@ -24,14 +24,14 @@ from workers.checkpoint.format.manifest import DamagedCheckpoint
 from workers.checkpoint.format.message_text import key_text
 from workers.errors import CheckpointError
 
-DEEPEST = 100
+MAX_DEPTH = 100
 EXACT_IN_JSON = 2**53
 _SEQUENCES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Counter: "$counter"}
 
 Leaf = Callable[[Any, str], Any]
 """Handles types that the tree does not. To JSON: (value, where it is). From JSON: (name of the tensor, tag)."""
-More = Callable[[str, Any, int], Any]
+TagDecoder = Callable[[str, Any, int], Any]
 """Decodes leaves of trees other than an entry's: (tag, content, depth). Raises LookupError for an unknown tag."""
 
 
@@ -39,8 +39,8 @@ def encode(value: Any, path: str, leaf: Leaf, depth: int = 0) -> Any:
     """Return JSON data for `value`. `leaf` encodes tensors, arrays and unknown types, or raises. `path` is for
     messages.
     """
-    if depth > DEEPEST:
-        raise CheckpointError(f"{path} is nested deeper than {DEEPEST}", "check that it does not contain itself")
+    if depth > MAX_DEPTH:
+        raise CheckpointError(f"{path} is nested deeper than {MAX_DEPTH}", "check that it does not contain itself")
     kind = type(value)
     if kind is list or kind in _SEQUENCES:
         items = [encode(item, f"{path}/{i}", leaf, depth + 1) for i, item in enumerate(value)]
@@ -50,10 +50,10 @@ def encode(value: Any, path: str, leaf: Leaf, depth: int = 0) -> Any:
     return _encode_scalar(value, path, leaf)
 
 
-def decode(tree: Any, leaf: Leaf, depth: int = 0, decode_tag: More | None = None) -> Any:
+def decode(tree: Any, leaf: Leaf, depth: int = 0, decode_tag: TagDecoder | None = None) -> Any:
     """Return the value that `encode` was given. Raises DamagedCheckpoint for a leaf of an unknown or malformed type."""
-    if depth > DEEPEST:
-        raise DamagedCheckpoint(f"the manifest has values nested deeper than {DEEPEST}")
+    if depth > MAX_DEPTH:
+        raise DamagedCheckpoint(f"the manifest has values nested deeper than {MAX_DEPTH}")
     if isinstance(tree, list):
         return [decode(item, leaf, depth + 1, decode_tag) for item in tree]
     if not isinstance(tree, dict):
@@ -98,12 +98,12 @@ def _encode_scalar(value: Any, path: str, leaf: Leaf) -> Any:
         return {"$complex": [value.real.hex(), value.imag.hex()]}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, np.generic) and portable(value.dtype):
+    if isinstance(value, np.generic) and is_portable(value.dtype):
         return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
     return leaf(value, path)
 
 
-def portable(dtype: "np.dtype[Any]") -> bool:
+def is_portable(dtype: "np.dtype[Any]") -> bool:
     """Check that a numpy dtype is the same on every machine; long double is not."""
     return (
         dtype.kind in "biu"
@@ -112,7 +112,7 @@ def portable(dtype: "np.dtype[Any]") -> bool:
     )
 
 
-def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int, decode_tag: More | None) -> Any:
+def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int, decode_tag: TagDecoder | None) -> Any:
     if tag in ("$tensor", "$array"):
         return leaf(content, tag)
     for kind, name in _SEQUENCES.items():
@@ -132,7 +132,7 @@ def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int, decode_tag: M
 
 def _scalar(content: Any) -> Any:
     dtype = np.dtype(content[0])
-    if not portable(dtype):
+    if not is_portable(dtype):
         raise ValueError(f"{content[0]} is not a portable number type")
     return np.frombuffer(bytes.fromhex(content[1]), dtype, count=1)[0]
 

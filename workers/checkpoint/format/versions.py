@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from workers.checkpoint.format.manifest import NUMBERED, VERSION, Entry
+from workers.checkpoint.format.manifest import VERSION, VERSION_WITH_NUMBERS, Entry
 from workers.checkpoint.format.optimizer_tree import is_numbered
 
-READ = (1, VERSION, NUMBERED)
+READABLE_VERSIONS = (1, VERSION, VERSION_WITH_NUMBERS)
 
 
-def needed(entries: dict[str, Entry]) -> int:
+def required_version(entries: dict[str, Entry]) -> int:
     """Return the version in which a checkpoint with `entries` is written."""
-    return NUMBERED if any(map(is_numbered, entries.values())) else VERSION
+    return VERSION_WITH_NUMBERS if any(map(is_numbered, entries.values())) else VERSION
 
 
-def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+def upgrade(data: dict[str, Any]) -> dict[str, Any]:
     """Convert a manifest's JSON from version 1 to 2. Its digest was checked before, on the original."""
     if data.get("version") != 1 or not isinstance(data.get("tensors"), dict):
         return data

@@ -12,8 +12,8 @@ from itertools import combinations
 
 from workers.checkpoint.format.message_text import first_names
 
-Words = tuple[str, ...]
-Names = Mapping[str, Words]
+NameParts = tuple[str, ...]
+Names = Mapping[str, NameParts]
 """Each name, split into words, without what was removed."""
 
 RESERVED = frozenset((
@@ -60,7 +60,7 @@ def fit(
     ):
         return Fit({name: name for name in names}, "")
     first: Fit | None = None
-    for pairs, left, right in _fits(names, targets):
+    for pairs, left, right in _all_matches(names, targets):
         if must_match_all and {targets[name] for name in pairs.values()} != target_objects:
             continue
         if first is None:
@@ -75,19 +75,21 @@ def without_wrappers(name: str) -> str:
     return ".".join(_without(name, (("module",),)))
 
 
-def _fits(names: Collection[str], targets: Mapping[str, Hashable]) -> Iterator[tuple[dict[str, str], Names, Names]]:
+def _all_matches(
+    names: Collection[str], targets: Mapping[str, Hashable]
+) -> Iterator[tuple[dict[str, str], Names, Names]]:
     """Yield every way in which all names match, with the remaining words of each side, least removed first."""
-    for units in _choices((*names, *targets)):
+    for units in _wrapper_sets((*names, *targets)):
         left, right = ({name: _without(name, units) for name in side} for side in (names, targets))
         if len(set(left.values())) < len(left):
             continue
         cuts = [(0, 0), *((i, 0) for i in _prefixes(left)), *((0, i) for i in _prefixes(right))]
         for left_cut, right_cut in cuts:
-            if pairs := _paired(left, left_cut, right, right_cut, targets):
+            if pairs := _pair_names(left, left_cut, right, right_cut, targets):
                 yield pairs, _cut(left, left_cut), _cut(right, right_cut)
 
 
-def _choices(names: Collection[str]) -> Iterator[tuple[Words, ...]]:
+def _wrapper_sets(names: Collection[str]) -> Iterator[tuple[NameParts, ...]]:
     """Yield sets of words to remove as wrappers: only words that occur, smaller sets first."""
     present = {word for name in names for word in name.split(".")}
     units = [unit for unit in COMMON if present.issuperset(unit)]
@@ -95,7 +97,7 @@ def _choices(names: Collection[str]) -> Iterator[tuple[Words, ...]]:
         yield from combinations(units, count)
 
 
-def _without(name: str, units: tuple[Words, ...]) -> Words:
+def _without(name: str, units: tuple[NameParts, ...]) -> NameParts:
     """Split a name into words without reserved words and `units`. The last word is the tensor's and always stays."""
     *above, last = name.split(".")
     parts = tuple(part for part in above if part not in RESERVED)
@@ -104,7 +106,7 @@ def _without(name: str, units: tuple[Words, ...]) -> Words:
     return (*parts, last)
 
 
-def _cut_out(parts: Words, unit: Words) -> Words:
+def _cut_out(parts: NameParts, unit: NameParts) -> NameParts:
     """Remove each occurrence of the run `unit`."""
     remaining: list[str] = []
     index = 0
@@ -131,11 +133,11 @@ def _cut(side: Names, words: int) -> Names:
     return {name: path[words:] for name, path in side.items()} if words else side
 
 
-def _paired(
+def _pair_names(
     left: Names, left_cut: int, right: Names, right_cut: int, targets: Mapping[str, Hashable]
 ) -> dict[str, str] | None:
     """Pair names with equal words after the cuts; None if one has no partner, or a partner is ambiguous."""
-    by_parts: dict[Words, str] = {}
+    by_parts: dict[NameParts, str] = {}
     for name, parts in right.items():
         if targets[by_parts.setdefault(parts[right_cut:], name)] != targets[name]:
             return None
@@ -153,13 +155,13 @@ def _sentence(pairs: dict[str, str], left: Names, right: Names, sides: tuple[str
     removed = [
         f"stripped {first_names(runs, ' and ')} from the {side} names"
         for side, names in zip(sides, (left, right), strict=True)
-        if (runs := _lost(names))
+        if (runs := _removed_runs(names))
     ]
     example = next((f": {a} is {b}" for a, b in pairs.items() if a != b), "")
     return ", and ".join(removed) + example
 
 
-def _lost(names: Names) -> list[str]:
+def _removed_runs(names: Names) -> list[str]:
     """List the runs of words that were removed, such as `model._orig_mod.`, the most frequent first."""
     runs: Counter[str] = Counter()
     for name, parts in names.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workers.errors import CheckpointError
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and modification time of each file, in order."""
 
@@ -31,7 +31,7 @@ def _below(path: Path) -> list[tuple[str, int, int]]:
             status = file.lstat()
             if stat.S_ISREG(status.st_mode):
                 rows.append((str(file.relative_to(path)), status.st_size, status.st_mtime_ns))
-        if len(rows) > MOST_FILES:
+        if len(rows) > MAX_FILES:
             return []
     return rows
 

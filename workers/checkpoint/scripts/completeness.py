@@ -24,13 +24,13 @@ from cluster import sandbox
 from cluster.untrusted_files import UnreadableFile, parse_json
 from workers.checkpoint.exchange.folders import RANDOM_STATES, TRAINER_STATE, numbered_folders
 from workers.checkpoint.exchange.formats import SUFFIXES, format_of
-from workers.checkpoint.exchange.safetensors_files import LARGEST_HEADER_BYTES
+from workers.checkpoint.exchange.safetensors_files import MAX_HEADER_BYTES
 from workers.checkpoint.exchange.torch_archive import UNREADABLE
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
-AT_ONCE_BYTES = 4 << 20
-LEAST_BYTES = 4
+READ_BYTES = 4 << 20
+MIN_BYTES = 4
 """Minimum size of a file in any format: the format is detected from these bytes."""
 _SHARDED = ("*/.metadata", "*/*.distcp")
 """Patterns of DCP folders inside it, as FSDP writes them."""
@@ -38,7 +38,7 @@ FILES = ("torch", "safetensors")
 """Formats of single files; all but `torch` may also be folders."""
 
 
-class Seen(NamedTuple):
+class Completeness(NamedTuple):
     """Result of a check. `state` is absent, torn, whole, or unread (cannot be checked). `why` has the reason."""
 
     state: str
@@ -46,21 +46,21 @@ class Seen(NamedTuple):
     why: str = ""
 
 
-def look(path: Path, format: str = "auto") -> Seen:  # noqa: A002
+def check(path: Path, format: str = "auto") -> Completeness:  # noqa: A002
     """Check a file or folder; reads all of it."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return Seen("absent")
+        return Completeness("absent")
     if stat.S_ISDIR(mode):
-        return _folder(path, format) if any(files_below(path)) else Seen("absent")
+        return _folder(path, format) if any(files_below(path)) else Completeness("absent")
     if not stat.S_ISREG(mode):
-        return Seen("unread", "", "it is neither a file nor a folder")
-    if (size_bytes := path.stat().st_size) < LEAST_BYTES:
-        return Seen("torn", "", f"it has {size_bytes} bytes")
-    format_name = _known(path) if format == "auto" else format
+        return Completeness("unread", "", "it is neither a file nor a folder")
+    if (size_bytes := path.stat().st_size) < MIN_BYTES:
+        return Completeness("torn", "", f"it has {size_bytes} bytes")
+    format_name = _detect_format(path) if format == "auto" else format
     if format_name not in FILES:
-        return Seen(
+        return Completeness(
             "unread",
             "",
             f"{format_name} writes folders, and it is a file" if format_name else "its format is not known",
@@ -68,7 +68,7 @@ def look(path: Path, format: str = "auto") -> Seen:  # noqa: A002
     return _file(path, format_name)
 
 
-def _known(path: Path) -> str:
+def _detect_format(path: Path) -> str:
     try:
         if path.is_dir() and not (path / ".metadata").is_file() and any(path.glob("*.distcp")):
             return "dcp"
@@ -77,33 +77,35 @@ def _known(path: Path) -> str:
         return ""
 
 
-def _file(path: Path, format_name: str) -> Seen:
+def _file(path: Path, format_name: str) -> Completeness:
     sandbox.raise_limits(data_bytes=path.stat().st_size)
     with os.fdopen(open_regular(path), "rb") as file:
         if format_name == "torch" and file.read(2) != b"PK":
-            return Seen("unread", format_name, "it is not a zip archive, which torch.save writes since torch 1.6")
-        reason = (_cut_archive if format_name == "torch" else _cut_safetensors)(file)
-    return Seen("torn" if reason else "whole", format_name, reason)
+            return Completeness(
+                "unread", format_name, "it is not a zip archive, which torch.save writes since torch 1.6"
+            )
+        reason = (_archive_fault if format_name == "torch" else _safetensors_fault)(file)
+    return Completeness("torn" if reason else "whole", format_name, reason)
 
 
-def _cut_archive(file: IO[bytes]) -> str:
+def _archive_fault(file: IO[bytes]) -> str:
     """Check every entry against its CRC; return the reason if one does not match."""
     try:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 with archive.open(info) as entry:
-                    while entry.read(AT_ONCE_BYTES):
+                    while entry.read(READ_BYTES):
                         continue
     except UNREADABLE as e:
         return f"it was not written completely, or has changed: {e!s:.200}"
     return ""
 
 
-def _cut_safetensors(file: IO[bytes]) -> str:
+def _safetensors_fault(file: IO[bytes]) -> str:
     file.seek(0)
     head, size_bytes = file.read(8), os.fstat(file.fileno()).st_size
     header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-    if not 0 < header_bytes <= min(size_bytes - 8, LARGEST_HEADER_BYTES):
+    if not 0 < header_bytes <= min(size_bytes - 8, MAX_HEADER_BYTES):
         return "it ends within its header"
     sandbox.raise_limits(metadata_bytes=header_bytes)
     try:
@@ -115,22 +117,27 @@ def _cut_safetensors(file: IO[bytes]) -> str:
     return "" if expected_bytes == size_bytes else f"it has {size_bytes} bytes, its header says {expected_bytes}"
 
 
-def _folder(path: Path, format: str) -> Seen:  # noqa: A002
-    own = _known(path)
+def _folder(path: Path, format: str) -> Completeness:  # noqa: A002
+    own = _detect_format(path)
     format_name = own if format == "auto" else format
     if (not own or own != format_name) and (saves := numbered_folders(path)):
         result = _folder(saves[-1], format)
         return result._replace(why=result.why and f"{saves[-1].name}: {result.why}")
     if not format_name or format_name == "torch":
         reason = "torch.save writes files, and it is a folder" if format_name else "its format is not known"
-        return Seen("unread", "", reason)
-    checks = {"dcp": _cut_dcp, "accelerate": _cut_accelerate, "trainer": _cut_trainer, "safetensors": _cut_index}
+        return Completeness("unread", "", reason)
+    checks = {
+        "dcp": _dcp_fault,
+        "accelerate": _accelerate_fault,
+        "trainer": _trainer_fault,
+        "safetensors": _index_fault,
+    }
     if reason := checks[format_name](path):
-        return Seen("torn", format_name, reason)
+        return Completeness("torn", format_name, reason)
     for below in files_below(path):
         if (file_format := archive_or_safetensors(below)) and (result := _file(below, file_format)).state == "torn":
-            return Seen("torn", format_name, f"{below.name}: {result.why}")
-    return Seen("whole", format_name)
+            return Completeness("torn", format_name, f"{below.name}: {result.why}")
+    return Completeness("whole", format_name)
 
 
 def archive_or_safetensors(path: Path) -> str:
@@ -141,39 +148,39 @@ def archive_or_safetensors(path: Path) -> str:
         return "torch" if file.read(2) == b"PK" and (path.suffix in SUFFIXES or path.suffix == ".pkl") else ""
 
 
-def _cut_dcp(path: Path) -> str:
+def _dcp_fault(path: Path) -> str:
     if not (path / ".metadata").is_file():
         return "it has no .metadata, which is written last"
-    return _older(path / ".metadata", path.glob("*.distcp"))
+    return _order_fault(path / ".metadata", path.glob("*.distcp"))
 
 
-def _cut_accelerate(path: Path) -> str:
+def _accelerate_fault(path: Path) -> str:
     last = path / RANDOM_STATES
     if not last.is_file():
         return f"it has no {RANDOM_STATES}, which is written last"
     own = [*path.glob("custom_checkpoint_*")]
-    if reason := _older(last, _saved(path, "*.safetensors", "*.bin", *_SHARDED)):
+    if reason := _order_fault(last, _glob_all(path, "*.safetensors", "*.bin", *_SHARDED)):
         return reason
-    return next(filter(None, (_older(file, [last]) for file in own)), "")
+    return next(filter(None, (_order_fault(file, [last]) for file in own)), "")
 
 
-def _cut_trainer(path: Path) -> str:
+def _trainer_fault(path: Path) -> str:
     last = path / TRAINER_STATE
     if not last.is_file():
         return f"it has no {TRAINER_STATE}, which is written last"
-    return _older(last, _saved(path, "*.safetensors", "*.bin", "optimizer.*", "scheduler.*", *_SHARDED))
+    return _order_fault(last, _glob_all(path, "*.safetensors", "*.bin", "optimizer.*", "scheduler.*", *_SHARDED))
 
 
-def _saved(path: Path, *patterns: str) -> list[Path]:
+def _glob_all(path: Path, *patterns: str) -> list[Path]:
     return [file for pattern in patterns for file in path.glob(pattern)]
 
 
-def _cut_index(path: Path) -> str:
+def _index_fault(path: Path) -> str:
     indices = [*path.glob("*.safetensors.index.json")]
-    return _older(indices[0], path.glob("*.safetensors")) if len(indices) == 1 else ""
+    return _order_fault(indices[0], path.glob("*.safetensors")) if len(indices) == 1 else ""
 
 
-def _older(last: Path, files: Iterable[Path]) -> str:
+def _order_fault(last: Path, files: Iterable[Path]) -> str:
     """Return why `last`, which is written after `files`, is not of the same save; "" if it is."""
     at = last.stat().st_mtime_ns
     newer = [file.name for file in files if file.stat().st_mtime_ns > at]

@@ -61,7 +61,7 @@ def loads_on(kind: str, count: int) -> Loads:
     return names.__contains__
 
 
-def without_devices(data: bytes, loads: Loads) -> tuple[bytes, Counter[str]]:
+def replace_devices(data: bytes, loads: Loads) -> tuple[bytes, Counter[str]]:
     """Return a pickle of the same length, and how many tensors of each device it moves to the CPU.
     Raises Unsound if that cannot be done, and ValueError for data that is not a pickle.
     """
@@ -79,10 +79,10 @@ def without_devices(data: bytes, loads: Loads) -> tuple[bytes, Counter[str]]:
                 f"has {text.text!r} in a form that cannot be replaced; save it with torch's default pickle protocol"
             )
         moved[text.text] += uses.device[text.at]
-    return _replaced(data, unavailable), moved
+    return _replace_texts(data, unavailable), moved
 
 
-def _replaced(data: bytes, texts: list[Text]) -> bytes:
+def _replace_texts(data: bytes, texts: list[Text]) -> bytes:
     """Replace each text by `cpu`, and pad at the end: unpickling ignores bytes after the last opcode."""
     parts, done = [], 0
     for text in sorted(texts):
@@ -111,27 +111,27 @@ def _uses(data: bytes) -> _Uses:
             memo[len(memo) if argument is None else argument] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
-            _used(uses.total, memo[argument])
+            _count_use(uses.total, memo[argument])
         elif name == "DUP":
             stack.append(stack[-1])
-            _used(uses.total, stack[-1])
+            _count_use(uses.total, stack[-1])
         else:
             _run(opcode, stack, uses)
     return uses
 
 
 def _run(opcode: Any, stack: list[Any], uses: _Uses) -> None:
-    arguments = _taken(opcode, stack)
+    arguments = _pop_arguments(opcode, stack)
     if opcode.name == "BINPERSID":
-        _device(uses, arguments[0], 3)
+        _count_device(uses, arguments[0], 3)
     elif opcode.name == "REDUCE" and isinstance(arguments[0], str) and arguments[0] in TO_DEVICE:
-        _device(uses, arguments[1], 2)
+        _count_device(uses, arguments[1], 2)
     if opcode.stack_after:
         marks = opcode.stack_after[0] is pickletools.markobject
         stack.append(_MARK if marks else tuple(arguments) if opcode.name.startswith("TUPLE") else None)
 
 
-def _taken(opcode: Any, stack: list[Any]) -> list[Any]:
+def _pop_arguments(opcode: Any, stack: list[Any]) -> list[Any]:
     """Pop and return the arguments of an opcode, without the mark. `scan` has checked that they exist."""
     before = opcode.stack_before
     if opcode.name == "POP" and stack[-1] is _MARK:
@@ -147,18 +147,18 @@ def _taken(opcode: Any, stack: list[Any]) -> list[Any]:
     return arguments
 
 
-def _device(uses: _Uses, arguments: Any, index: int) -> None:
+def _count_device(uses: _Uses, arguments: Any, index: int) -> None:
     if isinstance(arguments, tuple) and len(arguments) > index and isinstance(arguments[index], Text):
         uses.device[arguments[index].at] += 1
 
 
-def _used(total: "Counter[int]", value: Any) -> None:
+def _count_use(total: "Counter[int]", value: Any) -> None:
     """Count one more use of a text, or of all texts in a tuple."""
     if isinstance(value, Text):
         total[value.at] += 1
     elif isinstance(value, tuple):
         for item in value:
-            _used(total, item)
+            _count_use(total, item)
 
 
 def to_cpu(path: Path, loads: Loads, *, change: bool = True) -> Counter[str]:
@@ -171,10 +171,12 @@ def to_cpu(path: Path, loads: Loads, *, change: bool = True) -> Counter[str]:
                 pickles = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
                 if len(pickles) != 1 or pickles[0].compress_type != zipfile.ZIP_STORED:
                     return Counter()  # not written by torch.save
-                if pickles[0].file_size > pickle_symbols.LARGEST_BYTES:
-                    raise Unsound(f"has {pickles[0].file_size} bytes, at most {pickle_symbols.LARGEST_BYTES} are read")
+                if pickles[0].file_size > pickle_symbols.MAX_PICKLE_BYTES:
+                    raise Unsound(
+                        f"has {pickles[0].file_size} bytes, at most {pickle_symbols.MAX_PICKLE_BYTES} are read"
+                    )
                 sandbox.raise_limits(metadata_bytes=pickles[0].file_size)
-                data, moved = without_devices(archive.read(pickles[0]), loads)
+                data, moved = replace_devices(archive.read(pickles[0]), loads)
                 patches = _patches(file.fileno(), pickles[0], archive.start_dir, data) if moved else []
         except (ValueError, LookupError, RecursionError, struct.error, zipfile.BadZipFile) as e:
             raise Unsound(str(e)) from e
@@ -195,7 +197,7 @@ def _patches(descriptor: int, info: zipfile.ZipInfo, directory: int, data: bytes
     name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
     start = info.header_offset + 30 + name_bytes + extra_bytes
     crc = struct.pack("<I", zlib.crc32(data))
-    patches = [(start, data), (_in_directory(descriptor, directory, info) + 16, crc)]
+    patches = [(start, data), (_directory_offset(descriptor, directory, info) + 16, crc)]
     if info.flag_bits & 8:  # a data descriptor follows the data; the CRC in the header is not read then
         end = start + len(data)
         has_signature = os.pread(descriptor, 4, end) == _DESCRIPTOR
@@ -203,7 +205,7 @@ def _patches(descriptor: int, info: zipfile.ZipInfo, directory: int, data: bytes
     return [*patches, (info.header_offset + 14, crc)]
 
 
-def _in_directory(descriptor: int, at: int, info: zipfile.ZipInfo) -> int:
+def _directory_offset(descriptor: int, at: int, info: zipfile.ZipInfo) -> int:
     """Return the position of the entry in the archive's central directory."""
     name = info.orig_filename.encode()
     while (head := os.pread(descriptor, 46, at))[:4] == _CENTRAL:

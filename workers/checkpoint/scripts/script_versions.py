@@ -23,11 +23,11 @@ from cluster import sandbox
 from cluster.paths import write_durably
 from workers.checkpoint.exchange.pickle_size_estimate import Unsound
 from workers.checkpoint.scripts.change_stamps import inside, stamp
-from workers.checkpoint.scripts.completeness import Seen, archive_or_safetensors, files_below, look
+from workers.checkpoint.scripts.completeness import Completeness, archive_or_safetensors, check, files_below
 from workers.checkpoint.scripts.device_remap import Loads, loads_on, to_cpu
 from workers.messages import OWN_FOLDER
 
-KEPT = re.compile(r"checkpoint-([0-9]{1,12})", re.ASCII)
+VERSION_FOLDER = re.compile(r"checkpoint-([0-9]{1,12})", re.ASCII)
 PART = "part"
 TORN = ".torn"
 COPY_BYTES = 64 << 20
@@ -41,7 +41,7 @@ def keep(folder: str, path: str, format: str) -> dict[str, Any]:  # noqa: A002
     if not stamp_before or stamp_before == stamp(store.last_version()):
         return {"kept": False, "why": "this version was copied before" if stamp_before else "it does not exist"}
     copy = store.stage(store.target)
-    result = look(copy, format)
+    result = check(copy, format)
     if result.state != "whole" or stamp(store.target) != stamp_before:
         store.clear()
         return {"kept": False, "why": result.why or f"it is {result.state}, or changed during the copy"}
@@ -56,18 +56,18 @@ def hand_on(folder: str, path: str, format: str, device: str, count: int) -> dic
     """
     store = _Store(Path(folder), path, format)
     store.clear()
-    result, last_version = look(store.target, format), store.last_version()
+    result, last_version = check(store.target, format), store.last_version()
     if result.state == "unread":
-        return _told(True, f"{path} is passed on without a check: {result.why}")
-    usable = result if result.state == "whole" else look(last_version, format) if last_version else result
+        return _result(True, f"{path} is passed on without a check: {result.why}")
+    usable = result if result.state == "whole" else check(last_version, format) if last_version else result
     if usable.state != "whole":
-        return _told(False, store.no_version_text(result))
+        return _result(False, store.no_version_text(result))
     source = store.target if result.state == "whole" else last_version
     assert source is not None
     moved, notes = _devices(source, loads_on(device, count), change=False)
     if source == store.target and not moved:
-        return _told(True, f"{path} ({usable.format}) is complete", *notes, *store.copy_again())
-    saved_at = _when(source)
+        return _result(True, f"{path} ({usable.format}) is complete", *notes, *store.copy_again())
+    saved_at = _saved_at(source)
     _devices(store.stage(source), loads_on(device, count), change=True)
     store.commit()
     if result.state != "whole":
@@ -75,20 +75,22 @@ def hand_on(folder: str, path: str, format: str, device: str, count: int) -> dic
     store.replace_target()
     if source == last_version:
         reason = f"{path} was half written ({result.why})" if result.why else f"{path} was missing"
-        return _told(True, f"{reason}; restored its last complete version, of {saved_at}", *_moves(moved), *notes)
-    return _told(True, f"{path} ({usable.format}) is complete", *_moves(moved), *notes)
+        return _result(
+            True, f"{reason}; restored its last complete version, of {saved_at}", *_move_texts(moved), *notes
+        )
+    return _result(True, f"{path} ({usable.format}) is complete", *_move_texts(moved), *notes)
 
 
-def _told(is_usable: bool, *parts: str) -> dict[str, Any]:
+def _result(is_usable: bool, *parts: str) -> dict[str, Any]:
     return {"found": is_usable, "text": "; ".join(parts)}
 
 
-def _when(path: Path) -> str:
+def _saved_at(path: Path) -> str:
     at_s = max(file.stat().st_mtime for file in files_below(path))
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _moves(moved: Counter[str]) -> list[str]:
+def _move_texts(moved: Counter[str]) -> list[str]:
     return [f"its {count} tensors of {device} are on the CPU now" for device, count in sorted(moved.items())]
 
 
@@ -122,7 +124,7 @@ class _Store:
     def _versions(self) -> Iterator[tuple[int, Path]]:
         with suppress(FileNotFoundError):
             for entry in os.scandir(self._ours):
-                match = KEPT.fullmatch(entry.name)
+                match = VERSION_FOLDER.fullmatch(entry.name)
                 if match and entry.is_dir(follow_symlinks=False):
                     yield int(match[1]), Path(entry.path)
 
@@ -175,7 +177,7 @@ class _Store:
         write_durably(self.target.parent)
         self.clear()
 
-    def no_version_text(self, result: Seen) -> str:
+    def no_version_text(self, result: Completeness) -> str:
         """Describe that there is nothing to resume from, and move an unusable target out of the way."""
         if result.state == "absent":
             return f"{self._path} does not exist; the script starts from the beginning"

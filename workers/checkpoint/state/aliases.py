@@ -8,7 +8,7 @@ from workers.checkpoint.format.manifest import View
 from workers.checkpoint.state.bits import storage_of
 
 
-def within_others(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, tuple[str, View]], list[str]]:
+def find_views(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, tuple[str, View]], list[str]]:
     """Map tensors to the one that contains them and how; also return a sentence for each partial overlap.
 
     Called before anything moves: on another device the memory is no longer shared. XLA's tensors never share memory.
@@ -21,16 +21,16 @@ def within_others(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, tuple[str
     notes: list[str] = []
     for group in groups.values():
         if len(group) > 1:
-            _sort_out({name: tensors[name] for name in group}, views, notes)
+            _find_in_group({name: tensors[name] for name in group}, views, notes)
     return views, notes
 
 
-def _sort_out(group: dict[str, torch.Tensor], views: dict[str, tuple[str, View]], notes: list[str]) -> None:
+def _find_in_group(group: dict[str, torch.Tensor], views: dict[str, tuple[str, View]], notes: list[str]) -> None:
     bases: list[str] = []
     for name in sorted(group, key=lambda n: -group[n].numel()):
         first, last = _span(group[name])
         base = next((b for b in bases if _span(group[b])[0] <= first and last <= _span(group[b])[1]), "")
-        if base and group[base].is_contiguous() and _same_kind(group[base], group[name]):
+        if base and group[base].is_contiguous() and _same_flags(group[base], group[name]):
             views[name] = (base, View(first - _span(group[base])[0], tuple(group[name].stride())))
             continue
         overlapping = [b for b in bases if first <= _span(group[b])[1] and _span(group[b])[0] <= last]
@@ -46,5 +46,5 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return first, first + sum((n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _same_kind(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_flags(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())

@@ -47,7 +47,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a is b or (storage_of(a) != 0 and storage_of(a) == storage_of(b))
 
 
-def movable(tensor: torch.Tensor) -> torch.Tensor:
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
     """View the memory as integers of the same size, which torch can copy and concatenate for any dtype."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     same_size = _INTEGERS.get(plain.element_size())

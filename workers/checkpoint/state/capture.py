@@ -45,7 +45,7 @@ class Capture:
             else:
                 self._store(slot.name, slot.tensor, slot.role)
         extra = {prefix: submodule.get_extra_state() for prefix, submodule in names.extra_states(module).items()}
-        self._entry(entry, "module", names.unwrapped(module), {"extra_state": extra}, "tensor")
+        self._entry(entry, "module", names.unwrap(module), {"extra_state": extra}, "tensor")
 
     def optimizer(self, entry: str, live: torch.optim.Optimizer) -> None:
         parameters = {id(t): name for name, t in self.tensors.items() if self.roles[name] == "parameter"}
@@ -71,7 +71,7 @@ class Capture:
             if role == "optimizer" and "master" in path.rpartition("/")[2]:
                 role = "master"
             return {"$tensor": self._stored.get(id(value)) or self._store(path, value, role)}
-        if type(value) is np.ndarray and tree.portable(value.dtype):
+        if type(value) is np.ndarray and tree.is_portable(value.dtype):
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
             return {"$array": self._store(path, torch.from_numpy(native), "array" if role == "tensor" else role)}
         return tree.raise_unsupported(value, path)
@@ -106,7 +106,7 @@ def capture(state: Mapping[str, Any]) -> Capture:
                 captured.rng(entry)
             case _:
                 captured.plain(entry, value)
-    captured.views, captured.notes = aliases.within_others(captured.tensors)
+    captured.views, captured.notes = aliases.find_views(captured.tensors)
     captured.scales = {name: scale for name in captured.tensors if (scale := _scale_of(name, captured.tensors))}
     return captured
 

@@ -63,58 +63,58 @@ def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> Conve
     the scale in the other direction. With `count` false nothing is compared.
     """
     if target.dtype == source.dtype:
-        bits.movable(target).copy_(bits.movable(source))
+        bits.as_integers(target).copy_(bits.as_integers(source))
         return ConversionLoss()
     if fp8.is_other_flavour(source.dtype, target.dtype):
-        converted, change = fp8.reinterpreted_dtype(source, target.dtype)
-        bits.movable(target).copy_(bits.movable(converted))
+        converted, change = fp8.reinterpret_dtype(source, target.dtype)
+        bits.as_integers(target).copy_(bits.as_integers(converted))
         return change
     plain = source.real if source.is_complex() and not target.is_complex() else source
     if target.device.type == "cpu":
-        return _put_here(target, plain, source, count)
+        return _put_on_cpu(target, plain, source, count)
     converted = torch.empty_like(plain, dtype=target.dtype)
-    change = _put_here(converted, plain, source, count)
+    change = _put_on_cpu(converted, plain, source, count)
     target.copy_(converted)
     return change
 
 
-def _put_here(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, count: bool) -> ConversionLoss:
+def _put_on_cpu(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, count: bool) -> ConversionLoss:
     """Convert on the CPU by compiled code, if loaded, else by torch, with the same result."""
     names, compiled = (dtype_name(plain.dtype), dtype_name(target.dtype)), passes.loaded()
     if compiled and {*names} <= {*passes.CODES} and plain.is_contiguous() and target.is_contiguous():
         must_count = count and may_lose(*names)
         return compiled.convert(plain.data_ptr(), target.data_ptr(), plain.numel(), names, must_count)
     target.copy_(plain)
-    settle_nan(target, plain)
+    normalize_nan(target, plain)
     return compare(source, target) if count else ConversionLoss()
 
 
-_SETTLED = {*passes.CODES} - {"float64", "float32"}
+_NORMALIZED = {*passes.CODES} - {"float64", "float32"}
 
 
-def settle_nan(target: torch.Tensor, source: torch.Tensor) -> None:
+def normalize_nan(target: torch.Tensor, source: torch.Tensor) -> None:
     """Make NaN results as IEEE 754 recommends: same sign, first bits of the payload, quiet.
 
     Compiled code does so by itself. For 16-bit dtypes torch returns one NaN or another, depending on the position in a
     vector. It copies bfloat16 to float32 bit for bit, and converts between the larger two as processors do.
     """
     names = dtype_name(source.dtype), dtype_name(target.dtype)
-    if not {*names} <= {*passes.CODES} or not {*names} & _SETTLED or names[0] == "bfloat16" != names[1] != "float16":
+    if not {*names} <= {*passes.CODES} or not {*names} & _NORMALIZED or names[0] == "bfloat16" != names[1] != "float16":
         return
     nan = torch.isnan(source)
     if not nan.any():
         return
     values = source[nan]
-    values_as_integers = values.float().view(torch.int32) if values.dtype == torch.float64 else bits.movable(values)
+    values_as_integers = values.float().view(torch.int32) if values.dtype == torch.float64 else bits.as_integers(values)
     wide = values_as_integers.long()
     if values.dtype == torch.float16:
         wide = (wide & 0x8000) << 16 | 0x7FC00000 | (wide & 0x3FF) << 13
     elif values.dtype == torch.bfloat16:
         wide = wide << 16
-    target[nan] = _as(wide & 0xFFFFFFFF, target.dtype)
+    target[nan] = _nan_from_float32(wide & 0xFFFFFFFF, target.dtype)
 
 
-def _as(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _nan_from_float32(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert the bits of a float32 NaN to a NaN of `dtype`."""
     if dtype == torch.bfloat16:
         return (wide >> 16 | 0x40).to(torch.int16).view(dtype)
@@ -131,7 +131,7 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
         return _compare_floats(before, after)
     wide = torch.complex128 if before.is_complex() or after.is_complex() else torch.float64
     b, a = before.to(wide), after.to(wide)
-    return _masked(b, a, _differ(before, after, b, a))
+    return _compare_masked(b, a, _changed_mask(before, after, b, a))
 
 
 def _compare_floats(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
@@ -139,24 +139,24 @@ def _compare_floats(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss
     wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
     b, a = before.to(wide), after.to(wide)
     error = b - a
-    low, high = _least_and_most(error)
+    low, high = _minimum_and_maximum(error)
     if low == high == 0:
         return ConversionLoss()
     if low - low != 0 or high - high != 0:  # infinity or NaN on either side
-        return _masked(b, a, (a != b) & ~(torch.isnan(a) & torch.isnan(b)))
+        return _compare_masked(b, a, (a != b) & ~(torch.isnan(a) & torch.isnan(b)))
     changed = int(np.count_nonzero(error.numpy() != 0))
-    minimum, maximum = _least_and_most(error.div_(b))
+    minimum, maximum = _minimum_and_maximum(error.div_(b))
     if minimum != minimum:  # 0/0
-        minimum, maximum = _least_and_most(error.nan_to_num_(0.0))
+        minimum, maximum = _minimum_and_maximum(error.nan_to_num_(0.0))
     return ConversionLoss(changed, 0, 0, max(-low, high), max(-minimum, maximum))
 
 
-def _least_and_most(values: torch.Tensor) -> tuple[float, float]:
+def _minimum_and_maximum(values: torch.Tensor) -> tuple[float, float]:
     """Minimum and maximum. numpy is 2 to 6 times as fast as torch here on the CPU."""
     return float(values.numpy().min()), float(values.numpy().max())
 
 
-def _masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> ConversionLoss:
+def _compare_masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> ConversionLoss:
     """Compare with masks. Errors are of values finite on both sides, relative errors also not of zeros."""
     finite = torch.isfinite(a) & torch.isfinite(b)
     error = (a - b).abs()
@@ -170,7 +170,7 @@ def _masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> Conversi
     )
 
 
-def _differ(before: torch.Tensor, after: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+def _changed_mask(before: torch.Tensor, after: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     if dtype_name(before.dtype) in INTEGERS:
         # int64 beyond 2^53 does not fit float64: compare as int64 instead.
         returned = after.real if after.is_complex() else after

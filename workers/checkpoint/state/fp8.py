@@ -30,7 +30,7 @@ def scale_factor(source: str, target: str) -> float:
     return 2.0 if target.endswith("fnuz") else 0.5
 
 
-def reinterpreted_dtype(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ConversionLoss]:
+def reinterpret_dtype(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ConversionLoss]:
     """Return `source` in the other flavour, and how that changed its values (times their scale)."""
     table, before, after = _table(dtype_name(source.dtype), dtype_name(dtype))
     patterns = source.reshape(-1).view(torch.uint8).long()

@@ -32,7 +32,7 @@ from workers.checkpoint.state.tensor_fill import (
 )
 from workers.errors import CheckpointError
 
-AT_ONCE = 1 << 19
+ELEMENTS_PER_PART = 1 << 19
 """Number of elements converted at a time."""
 Apply = Callable[[], None]
 """A change of a live object, to be made once all checks have passed."""
@@ -76,15 +76,15 @@ class LoadStage:
         self._note(self._live, self.stored_name(name), live, box)
 
     def plan_parts(self, name: str, dtype: torch.dtype) -> None:
-        """Note a tensor that `part` copies piece by piece, to count its losses; no target is allocated."""
+        """Note a tensor that `copy_part` copies piece by piece, to count its losses; no target is allocated."""
         shape = self.reader.entry(name).shape
         self._note(self._live, name, torch.empty((), dtype=dtype).expand(shape))
 
     def copy_part(self, name: str, target: torch.Tensor, start: int, stop: int) -> None:
         """Copy elements of a noted tensor into a flat target of the noted dtype."""
         factor = next(tensor_fill.factor for tensor_fill in self._live if tensor_fill.name == name)
-        for position in range(start, stop, AT_ONCE):
-            end = min(position + AT_ONCE, stop)
+        for position in range(start, stop, ELEMENTS_PER_PART):
+            end = min(position + ELEMENTS_PER_PART, stop)
             copy_scaled(
                 target[position - start : end - start], read_elements(self.reader, name, position, end), factor, False
             )
@@ -100,7 +100,9 @@ class LoadStage:
 
     def value(self, encoded: Any, make_tensor: "Callable[[str], torch.Tensor] | None" = None) -> Any:
         """Decode a JSON tree; `make_tensor` maps its tensors' names. Arrays are always numpy's, on the host."""
-        make_tensor = make_tensor or (lambda name: self.new_tensor(name, self.target_dtype(name, self.device), self.device))
+        make_tensor = make_tensor or (
+            lambda name: self.new_tensor(name, self.target_dtype(name, self.device), self.device)
+        )
 
         def leaf(name: str, tag: str) -> Any:
             return self.read_now(name).numpy() if tag == "$array" else make_tensor(name)

@@ -19,7 +19,7 @@ from workers.errors import CheckpointError
 
 @dataclass(slots=True)
 class LiveModules:
-    """Live tensors by the names under which they are stored. `kept`: the object that has a name after the load."""
+    """Live tensors by the names under which they are stored. `tensors`: the object that has a name after the load."""
 
     names: dict[int, str] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def _stage_tensor(stage: LoadStage, live: LiveModules, stored: str, slots: list[
         _check_tie(slot, shared, stored)
     live.tensors[stored] = shared
     stage.policy.check_live_dtype(stored, dtype_name(shared.dtype), shared.device.type)
-    stage.fill_into(stored, sharded.local(shared), sharded.box_of(shared))
+    stage.fill_into(stored, sharded.local_part(shared), sharded.box_of(shared))
     stage.report.retied.update({slot.name: stored for slot in others})
     _note_unshared(stage, stored, shared, live)
 
@@ -103,7 +103,7 @@ def _check_live_ties(stage: LoadStage, slots_by_name: dict[str, list[Slot]]) -> 
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(bits.movable(a), bits.movable(b))
+    return a.dtype == b.dtype and torch.equal(bits.as_integers(a), bits.as_integers(b))
 
 
 def _check_tie(slot: Slot, shared: torch.Tensor, stored: str) -> None:

@@ -41,7 +41,7 @@ def match(
     stored_extra = {prefix: f"{prefix}{EXTRA_STATE}" for prefix in saved_extra}
     live_names = {slot.name.removeprefix(f"{entry}/"): id(slot.tensor) for slot in slots}
     live_names |= {f"{prefix}{EXTRA_STATE}": -i for i, prefix in enumerate(extra, 1)}
-    new_names = _renamed(entry, [*stored, *stored_extra.values()], live_names, report)
+    new_names = _rename_stored(entry, [*stored, *stored_extra.values()], live_names, report)
     stored_names = {f"{entry}/{new}": f"{entry}/{old}" for old, new in new_names.items()}
     prefixes = {prefix: new_names.get(name, name).removesuffix(EXTRA_STATE) for prefix, name in stored_extra.items()}
     return Match(_slots(manifest, report, entry, slots, stored_names), prefixes)
@@ -64,18 +64,18 @@ def _slots(
             missing.append(name)
     extra = sorted(stored - {name for _, name in pairs})
     if missing or extra:
-        raise _differ(entry, sorted(missing), extra)
+        raise _names_error(entry, sorted(missing), extra)
     return pairs
 
 
-def _differ(entry: str, missing: list[str], extra: list[str]) -> CheckpointError:
+def _names_error(entry: str, missing: list[str], extra: list[str]) -> CheckpointError:
     sides = (("live model", missing), ("checkpoint", extra))
     differences = [f"{len(names)} only in the {side} ({first_names(names)})" for side, names in sides if names]
     remedy = closest(missing[0], extra) if missing and extra else "build the same model as was saved"
     return CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(differences)}", remedy)
 
 
-def _renamed(entry: str, stored: list[str], live_names: dict[str, int], report: LoadReport) -> dict[str, str]:
+def _rename_stored(entry: str, stored: list[str], live_names: dict[str, int], report: LoadReport) -> dict[str, str]:
     """Map stored names to live names without wrappers; {} if not all names match."""
     try:
         result = fit(stored, live_names)

@@ -45,18 +45,18 @@ class Slot:
         return self.owner._parameters if self.role == "parameter" else self.owner._buffers
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside `torch.compile`, data parallelism and activation checkpointing."""
     for module_name, name, inner in _TRANSPARENT:
         wrapper = getattr(sys.modules.get(module_name), name, None)
         if wrapper is not None and isinstance(module, wrapper):
-            return unwrapped(getattr(module, inner))
+            return unwrap(getattr(module, inner))
     return module
 
 
 def modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield every module of the tree with its prefix ("" or "layers.0."); a module used twice comes twice."""
-    module = unwrapped(module)
+    module = unwrap(module)
     yield prefix, module
     for key, child in module._modules.items():
         if child is not None:

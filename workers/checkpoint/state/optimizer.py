@@ -31,7 +31,7 @@ def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]
     """Return the optimizer's tree, with live tensors. `names`: parameter id -> name.
     Raises CheckpointError if it trains parameters without a name.
     """
-    _check_whole(entry, optimizer)
+    _check_complete(entry, optimizer)
     groups = [
         {
             "parameters": parameter_names(entry, group["params"], names),
@@ -49,7 +49,7 @@ def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]
     return {"groups": groups, "state": state}
 
 
-def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
+def _check_complete(entry: str, optimizer: torch.optim.Optimizer) -> None:
     """Refuse IPEX optimizers with float32 master weights, or lower halves, outside state and model."""
     for attributes in getattr(optimizer, "params_attr", {}).values():
         if (
@@ -64,7 +64,7 @@ def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
 
 def stage_optimizer(stage: LoadStage, entry: str, optimizer: torch.optim.Optimizer, live: LiveModules) -> Apply:
     """Check and convert all that is loaded into `optimizer`; only the returned function changes it."""
-    saved = _Saved(stage, entry, live)
+    saved = _SavedOptimizer(stage, entry, live)
     groups = _pairs(stage, entry, saved.tree, optimizer, live)
     options = [saved.options([key for key, _ in pairs]) for pairs in groups]
     imported = not stage.entry(entry).type
@@ -81,7 +81,7 @@ def stage_optimizer(stage: LoadStage, entry: str, optimizer: torch.optim.Optimiz
         for group, pairs, group_options in zip(optimizer.param_groups, groups, options, strict=True):
             group["params"] = [parameter for _, parameter in pairs]
             for key, value in group_options.items():
-                group[key] = _like(group.get(key), value)
+                group[key] = _convert_option(group.get(key), value)
         optimizer.state.clear()
         optimizer.state.update(slots)
         if imported:  # convert values of older torch versions: before 1.12 a step count was a number
@@ -101,11 +101,11 @@ def _pairs(
     if saved.numbered:
         groups = [[live.tensors[name] for name in group] for group in names]
         return optimizer_positions.by_position(stage, entry, saved, groups, live)
-    _check_same(entry, {name for group in names for name in group}, {str(key) for key in saved.keys})
+    _check_parameters(entry, {name for group in names for name in group}, {str(key) for key in saved.keys})
     return [[(name, live.tensors[name]) for name in group] for group in names]
 
 
-class _Saved:
+class _SavedOptimizer:
     """The stored side of an optimizer. Raises DamagedCheckpoint if its tree is malformed."""
 
     def __init__(self, stage: LoadStage, entry: str, live: LiveModules):
@@ -142,7 +142,7 @@ class _Saved:
                 dtype = parameter.dtype
             else:
                 dtype = stage.target_dtype(tensor, device)
-            return _placed(stage, tensor, dtype, device, live_slots.get(slot), parameter)
+            return _slot_tensor(stage, tensor, dtype, device, live_slots.get(slot), parameter)
 
         return {slot: stage.value(tree, partial(make_tensor, slot)) for slot, tree in self.tree.state[key].items()}
 
@@ -157,7 +157,7 @@ class _Saved:
         return has_shape and dtype in FLOATS and parameter.is_floating_point()
 
 
-def _placed(
+def _slot_tensor(
     stage: LoadStage, name: str, dtype: torch.dtype, device: torch.device, current: Any, parameter: torch.Tensor
 ) -> torch.Tensor:
     """Return the tensor for a slot: the existing one, one sharded like its parameter, or a new one."""
@@ -171,12 +171,12 @@ def _placed(
         current, fits = sharded.empty_like(parameter, dtype), True
     if not fits:
         return stage.new_tensor(name, dtype, device)
-    stage.fill_into(name, sharded.local(current), sharded.box_of(current))
+    stage.fill_into(name, sharded.local_part(current), sharded.box_of(current))
     tensor: torch.Tensor = current
     return tensor
 
 
-def _check_same(entry: str, live: set[str], stored: set[str]) -> None:
+def _check_parameters(entry: str, live: set[str], stored: set[str]) -> None:
     missing, extra = sorted(live - stored), sorted(stored - live)
     if missing or extra:
         raise CheckpointError(
@@ -197,7 +197,7 @@ def _check_algorithm(entry: str, optimizer: torch.optim.Optimizer, saved: set[st
         )
 
 
-def _like(live: Any, saved: Any) -> Any:
+def _convert_option(live: Any, saved: Any) -> Any:
     """Convert a saved option to the live option's form: a learning rate may be a tensor or a number."""
     if isinstance(live, torch.Tensor):
         return torch.as_tensor(saved, dtype=live.dtype).to(live.device)

@@ -17,10 +17,10 @@ def by_position(
 
     Raises CheckpointError if neither fits.
     """
-    fault = _misfit(stage, saved, groups, live)
+    fault = _mismatch(stage, saved, groups, live)
     if not fault:
         stage.report.notes.append(
-            f"entry {entry!r}: parameters were matched by position, as torch does{_doubts(saved, groups, live)}"
+            f"entry {entry!r}: parameters were matched by position, as torch does{_unchecked_text(saved, groups, live)}"
         )
         return [list(zip(keys, group, strict=True)) for keys, group in zip(saved.groups, groups, strict=True)]
     keys = {name: key for key, name in saved.names.items()}
@@ -38,10 +38,10 @@ def by_position(
     ]
 
 
-def _misfit(stage: LoadStage, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
+def _mismatch(stage: LoadStage, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
     sizes = [len(keys) for keys in saved.groups], [len(group) for group in groups]
     if sizes[0] != sizes[1]:
-        return f"its groups have {_listed(sizes[0])} parameters, those of the live optimizer {_listed(sizes[1])}"
+        return f"its groups have {_size_list(sizes[0])} parameters, those of the live optimizer {_size_list(sizes[1])}"
     for keys, group in zip(saved.groups, groups, strict=True):
         for key, parameter in zip(keys, group, strict=True):
             for slot, leaf in saved.state.get(key, {}).items():
@@ -56,7 +56,7 @@ def _misfit(stage: LoadStage, saved: OptimizerTree, groups: list[list[torch.Tens
     return ""
 
 
-def _doubts(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
+def _unchecked_text(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
     """Describe what was not checked: parameters whose state has no shape, and an unusual order."""
     names = [live.names.get(id(parameter), "") for group in groups for parameter in group]
     different = sum(saved.names.get(key, name) != name for key, name in zip(saved.keys, names, strict=True) if name)
@@ -67,6 +67,6 @@ def _doubts(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveMo
     )
 
 
-def _listed(sizes: list[int]) -> str:
+def _size_list(sizes: list[int]) -> str:
     more = f" and {len(sizes) - 6} groups more" if len(sizes) > 6 else ""
     return ", ".join(map(str, sizes[:6])) + more

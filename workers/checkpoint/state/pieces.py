@@ -26,7 +26,7 @@ def piece(key: str, tensor: torch.Tensor) -> TensorPiece:
     """Return the tensor to be written under `key`. It is read when its bytes are requested, not now."""
     dtype = DTYPES[dtype_name(tensor.dtype)]
     shape = tuple(tensor.shape) if dtype.safetensors else (tensor.nbytes,)
-    data = bits.movable(tensor)
+    data = bits.as_integers(tensor)
     plain = partial(bits.byte_view, data) if data.device.type == "cpu" and data.is_contiguous() else None
     return TensorPiece(key, dtype.code, shape, tensor.nbytes, dtype.bytes, partial(read, data), plain)
 
@@ -77,7 +77,7 @@ class XlaBatch:
         with self._lock:
             if self._pending:
                 moved = xla.to_cpu(list(self._pending.values()))
-                self._on_host = {k: bits.movable(t) for k, t in zip(self._pending, moved, strict=True)}
+                self._on_host = {k: bits.as_integers(t) for k, t in zip(self._pending, moved, strict=True)}
                 self._pending = {}
             tensor = self._on_host[key]
         read(tensor, start, stop, out)

@@ -15,7 +15,7 @@ from workers.checkpoint.state.sharded import is_sharded
 from workers.errors import CheckpointError
 
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)
+TIMEOUT = timedelta(minutes=30)
 """Time for the slowest rank to write its shards. The launcher of the ranks notices a dead rank sooner."""
 _rounds = itertools.count()
 
@@ -57,10 +57,10 @@ class CheckpointRanks:
 
     def run_on_first(self, work: Callable[[], T]) -> "T":
         """Run `work` on rank 0 while the others wait; all raise if it fails. Only rank 0 gets the result."""
-        return self.check_all_ranks(work) if self.first else self.check_all_ranks(_nothing)
+        return self.check_all_ranks(work) if self.first else self.check_all_ranks(_do_nothing)
 
 
-class _Many(CheckpointRanks):
+class _RankGroup(CheckpointRanks):
     def __init__(self, store: Any, rank: int, size: int):
         self._store, self.rank, self.size = store, rank, size
 
@@ -68,7 +68,7 @@ class _Many(CheckpointRanks):
         number = next(_rounds)
         self._store.set(f"polyfleet/{number}/{self.rank}", json.dumps(value))
         keys = [f"polyfleet/{number}/{rank}" for rank in range(self.size)]
-        self._store.wait(keys, PATIENCE)
+        self._store.wait(keys, TIMEOUT)
         values = [json.loads(self._store.get(key)) for key in keys]
         with suppress(
             RuntimeError, NotImplementedError
@@ -79,30 +79,30 @@ class _Many(CheckpointRanks):
 
 def checkpoint_ranks(state: Mapping[str, Any]) -> CheckpointRanks:
     """Return all ranks of the default process group if the state has sharded tensors, else this one alone."""
-    if not cut_among_ranks(state):
+    if not is_sharded_state(state):
         return CheckpointRanks()
     dist: Any = sys.modules["torch.distributed"]
     store = dist.distributed_c10d._get_default_store()
-    return _Many(store, dist.get_rank(), dist.get_world_size())
+    return _RankGroup(store, dist.get_rank(), dist.get_world_size())
 
 
-def cut_among_ranks(state: Mapping[str, Any]) -> bool:
+def is_sharded_state(state: Mapping[str, Any]) -> bool:
     """Check whether the state is sharded, so that every rank must save its part."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return False
-    return any(_cut(value) for value in state.values())
+    return any(_has_shards(value) for value in state.values())
 
 
-def _cut(value: Any) -> bool:
+def _has_shards(value: Any) -> bool:
     if isinstance(value, nn.Module):
         return any(is_sharded(p) for p in (*value.parameters(), *value.buffers()))
     if isinstance(value, dict):
-        return any(map(_cut, value.values()))
+        return any(map(_has_shards, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(_cut, value))
+        return any(map(_has_shards, value))
     return is_sharded(value)
 
 
-def _nothing() -> Any:
+def _do_nothing() -> Any:
     return None  # only rank 0's result is used

@@ -17,7 +17,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part as a plain tensor sharing its memory; an unsharded tensor itself."""
     return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
@@ -34,7 +34,7 @@ def box_of(tensor: Any) -> Box | None:
     return Box(tuple(start), tuple(shape))
 
 
-def is_mine(tensor: Any, name: str) -> bool:
+def is_written_here(tensor: Any, name: str) -> bool:
     """Check whether this rank writes its part. One of several replicas does; which one depends on the name, to share
     the work.
     """

@@ -19,14 +19,14 @@ from workers.checkpoint.format.boxes import Box, full_box
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import Stored
-from workers.checkpoint.format.manifest_checks import box_bytes, box_of
+from workers.checkpoint.format.manifest_checks import box_bytes, stored_box
 from workers.checkpoint.load_report import ConversionLoss
 from workers.checkpoint.state import bits, xla
 from workers.checkpoint.state.convert import may_lose, put
 
 THREADS = 2
 BUFFER_BYTES = 2 << 20
-SETTLE_BYTES = 256 << 20
+MAX_PENDING_BYTES = 256 << 20
 """Maximum bytes of XLA tensors with pending transfers, which occupy host memory until they are done."""
 
 Progress = Callable[[int], None]
@@ -63,10 +63,10 @@ def fill(
     """Fill all targets; return what conversions changed, by stored name.
     The chunks must have been verified before, or the reader's `settle` must be called afterwards.
     """
-    fills = sorted(fills, key=lambda tensor_fill: _place(reader, tensor_fill))
+    fills = sorted(fills, key=lambda tensor_fill: _file_position(reader, tensor_fill))
     methods: dict[Callable[..., None], list[TensorFill]] = {_fill_straight: [], _fill_rows: [], _fill_whole: []}
     for tensor_fill in fills:
-        methods[_way(reader, tensor_fill)].append(tensor_fill)
+        methods[_choose_method(reader, tensor_fill)].append(tensor_fill)
     changes: dict[str, ConversionLoss] = {}
 
     def report(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
@@ -129,10 +129,10 @@ def view_of(base: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
     return base.reshape(-1).as_strided(shape, strides, base.storage_offset() + offset)
 
 
-Told = Callable[[TensorFill, ConversionLoss, int], None]
+OnFilled = Callable[[TensorFill, ConversionLoss, int], None]
 
 
-def _way(reader: CheckpointReader, tensor_fill: TensorFill) -> Callable[..., None]:
+def _choose_method(reader: CheckpointReader, tensor_fill: TensorFill) -> Callable[..., None]:
     """Choose how a target is filled: read straight into it, by rows, or through a temporary tensor.
 
     XLA takes only complete tensors, and a view is cut from the tensor that is stored.
@@ -141,17 +141,17 @@ def _way(reader: CheckpointReader, tensor_fill: TensorFill) -> Callable[..., Non
     if entry.view is not None or target.device.type == "xla":
         return _fill_whole
     is_plain = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
-    is_unchanged = dtype_name(target.dtype) == entry.dtype and _is_whole(reader, tensor_fill)
+    is_unchanged = dtype_name(target.dtype) == entry.dtype and _is_complete(reader, tensor_fill)
     return _fill_straight if is_plain and (is_unchanged or _converts_straight(reader, tensor_fill)) else _fill_rows
 
 
-def _is_whole(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
+def _is_complete(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
     """Check that the fill takes all of a tensor that is stored in one piece, unscaled."""
     entry = reader.entry(tensor_fill.name)
     return (
         tensor_fill.factor == 1.0
         and len(entry.shards) == 1
-        and tensor_fill.part(entry.shape) == box_of(entry, entry.shards[0])
+        and tensor_fill.part(entry.shape) == stored_box(entry, entry.shards[0])
     )
 
 
@@ -161,14 +161,14 @@ def _converts_straight(reader: CheckpointReader, tensor_fill: TensorFill) -> boo
     is_compiled = entry.dtype in CODES and target in CODES and entry.dtype != target and entry.view is None
     if (
         not is_compiled
-        or not _is_whole(reader, tensor_fill)
+        or not _is_complete(reader, tensor_fill)
         or entry.shards[0].offset % bits.torch_dtype(entry.dtype).itemsize
     ):
         return False
     return reader.native is not None
 
 
-def _place(reader: CheckpointReader, tensor_fill: TensorFill) -> tuple[str, int]:
+def _file_position(reader: CheckpointReader, tensor_fill: TensorFill) -> tuple[str, int]:
     """Sort key: files are read from start to end."""
     entry = reader.entry(tensor_fill.name)
     return (entry.shards[0].file, entry.shards[0].offset) if entry.shards else ("", 0)
@@ -185,11 +185,11 @@ class Part:
     out: memoryview | None
 
 
-def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], report: Told, rehearse: bool = False) -> None:
+def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], report: OnFilled, rehearse: bool = False) -> None:
     def read(parts: list[Part]) -> list[tuple[Part, ConversionLoss]]:
         return [(part, _read_part(reader, part)) for part in parts]
 
-    chunks = _by_chunk(reader, fills, rehearse)
+    chunks = _parts_by_chunk(reader, fills, rehearse)
     with ThreadPoolExecutor(THREADS, "read") as pool:
         for parts in pool.map(read, chunks) if len(chunks) > 1 else map(read, chunks):
             for part, change in parts:
@@ -205,7 +205,7 @@ def _read_part(reader: CheckpointReader, part: Part) -> ConversionLoss:
     return ConversionLoss()
 
 
-def _by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool) -> list[list[Part]]:
+def _parts_by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool) -> list[list[Part]]:
     """Group reads by chunk: one thread reads a chunk completely, because its hash needs the order."""
     chunks: dict[tuple[str, int], list[Part]] = {}
     for tensor_fill in fills:
@@ -215,7 +215,7 @@ def _by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool)
             bits.torch_dtype(entry.dtype).itemsize,
             box_bytes(entry, entry.shards[0]),
         )
-        data = None if rehearse else bits.byte_view(bits.movable(tensor_fill.target))
+        data = None if rehearse else bits.byte_view(bits.as_integers(tensor_fill.target))
         position, target_item = 0, tensor_fill.target.element_size()
         while position < size_bytes:
             index = (stored.offset + position) // CHUNK_BYTES
@@ -227,7 +227,7 @@ def _by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool)
     return list(chunks.values())
 
 
-def _fill_rows(reader: CheckpointReader, fills: list[TensorFill], report: Told, rehearse: bool = False) -> None:
+def _fill_rows(reader: CheckpointReader, fills: list[TensorFill], report: OnFilled, rehearse: bool = False) -> None:
     work = ((tensor_fill, rows) for tensor_fill in fills for rows in _rows_of(reader, tensor_fill))
     for tensor_fill, rows, data in _read_ahead(reader, work):
         source = data.view(bits.torch_dtype(reader.entry(tensor_fill.name).dtype)).view(rows.shape)[rows.inner]
@@ -239,7 +239,7 @@ def _fill_rows(reader: CheckpointReader, fills: list[TensorFill], report: Told, 
         )
 
 
-def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], report: Told, rehearse: bool = False) -> None:
+def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], report: OnFilled, rehearse: bool = False) -> None:
     pending_bytes = 0
     for tensor_fill in fills:
         box = tensor_fill.part(reader.entry(tensor_fill.name).shape)
@@ -250,7 +250,7 @@ def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], report: Told,
             continue
         tensor_fill.target.copy_(host)
         pending_bytes += host.nbytes if tensor_fill.target.device.type == "xla" else 0
-        if pending_bytes > SETTLE_BYTES:
+        if pending_bytes > MAX_PENDING_BYTES:
             xla.wait_device_ops()
             pending_bytes = 0
     if pending_bytes:
@@ -268,10 +268,12 @@ def _rows_of(reader: CheckpointReader, tensor_fill: TensorFill) -> Iterator[RowR
     item = bits.torch_dtype(entry.dtype).itemsize
     requested = tensor_fill.part(entry.shape)
     for stored in entry.shards:
-        box = box_of(entry, stored)
+        box = stored_box(entry, stored)
         common = box.intersection(requested) if box.count else None
         if common is not None:
-            yield from _rows(stored, stored.offset, box.shape, common.relative_to(box), common.relative_to(requested).start, item)
+            yield from _rows(
+                stored, stored.offset, box.shape, common.relative_to(box), common.relative_to(requested).start, item
+            )
 
 
 def _rows(

@@ -25,7 +25,7 @@ def check_kind(stage: LoadStage, name: str, kind: str, live: Any) -> None:
         )
 
 
-def plain(stage: LoadStage, name: str) -> Any:
+def plain_value(stage: LoadStage, name: str) -> Any:
     """Return an entry as values: a module as {tensor name: tensor}, with ties as one object.
     An optimizer imported by numbers is returned as torch's state_dict, others as they were described.
     """
@@ -37,7 +37,9 @@ def plain(stage: LoadStage, name: str) -> Any:
     if entry.kind != "module":
         return stage.value(entry.tree)
     own = stage.reader.manifest.module_tensors(name)
-    tensors = {n.removeprefix(f"{name}/"): stage.new_tensor(n, stage.target_dtype(n, stage.device), stage.device) for n in own}
+    tensors = {
+        n.removeprefix(f"{name}/"): stage.new_tensor(n, stage.target_dtype(n, stage.device), stage.device) for n in own
+    }
     return tensors | extra_states(entry, stage.value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.untrusted_files import read_bytes
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint.format.manifest import LARGEST_BYTES
+from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.errors import CheckpointError
 
@@ -21,11 +21,11 @@ def missing(root: str, name: str, manifest: str, progress: Progress | None = Non
     """List missing chunks: {"arrived", "folder", "chunks": [[file, index, size]], "step", "files", "bytes"}.
     Chunks that other checkpoints of `root` contain are copied from there.
     """
-    with _incoming(root, name, manifest) as receiver:
+    with _receiver(root, name, manifest) as receiver:
         files = receiver.manifest.files
         reply = {"arrived": receiver.is_complete, "folder": str(receiver.folder), "step": receiver.manifest.step}
         reply |= {"files": len(files), "bytes": receiver.manifest.size_bytes()}
-        progress_counter = _Seen(receiver.manifest.size_bytes(), progress)
+        progress_counter = _ByteCounter(receiver.manifest.size_bytes(), progress)
         missing_chunks = [] if receiver.is_complete else receiver.missing(progress_counter)
         sizes = (
             (file, index, min(CHUNK_BYTES, files[file].bytes - index * CHUNK_BYTES)) for file, index in missing_chunks
@@ -38,9 +38,9 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
     Raises CheckpointError if a chunk is missing or damaged. Then there is no checkpoint, and correct chunks are kept
     for the next try.
     """
-    with _incoming(root, name, manifest) as receiver:
+    with _receiver(root, name, manifest) as receiver:
         if not receiver.is_complete:
-            missing_chunks = receiver.missing(_Seen(receiver.manifest.size_bytes(), progress))
+            missing_chunks = receiver.missing(_ByteCounter(receiver.manifest.size_bytes(), progress))
             if missing_chunks:
                 file, index = missing_chunks[0]
                 raise CheckpointError(
@@ -51,11 +51,11 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
         return {"path": str(receiver.final_folder)}
 
 
-def _incoming(root: str, name: str, manifest: str) -> CheckpointReceiver:
-    return CheckpointReceiver(Path(root), name, read_bytes(Path(manifest), LARGEST_BYTES))
+def _receiver(root: str, name: str, manifest: str) -> CheckpointReceiver:
+    return CheckpointReceiver(Path(root), name, read_bytes(Path(manifest), MAX_MANIFEST_BYTES))
 
 
-class _Seen:
+class _ByteCounter:
     def __init__(self, total: int, progress: Progress | None):
         self._total, self._done, self._progress = total, 0, progress
 

@@ -45,9 +45,11 @@ def copy(
     destination = store(target)
     counter = ByteProgress(manifest.size_bytes(), progress)
     if isinstance(destination, FolderStore):
-        transferred_bytes, already_there = _into_folder(origin, destination.path, name, text, counter, files)
+        transferred_bytes, already_there = _copy_to_folder(origin, destination.path, name, text, counter, files)
     else:
-        transferred_bytes, already_there = _into_objects(origin, destination.checkpoints_below(name), text, manifest, counter)
+        transferred_bytes, already_there = _copy_to_objects(
+            origin, destination.checkpoints_below(name), text, manifest, counter
+        )
     return {
         "target": destination.checkpoints_below(name).where,
         "step": manifest.step,
@@ -68,8 +70,8 @@ def verify_location(place: str | Path, progress: Progress | None = None) -> dict
     manifest = parse_manifest(manifest_text(origin), f"{origin.where}/{NAME}")
     counter = ByteProgress(manifest.size_bytes(), progress)
     problems = []
-    for chunk, data in _fetched(origin, manifest, _all(manifest)):
-        counter.add(_size(manifest, chunk))
+    for chunk, data in _fetch_chunks(origin, manifest, _all_chunks(manifest)):
+        counter.add(_chunk_bytes(manifest, chunk))
         if isinstance(data, CheckpointError):
             problems.append(data.message)
     if isinstance(origin, FolderStore):
@@ -79,12 +81,12 @@ def verify_location(place: str | Path, progress: Progress | None = None) -> dict
         "step": manifest.step,
         "ok": not problems,
         "bytes": manifest.size_bytes(),
-        "chunks": len(_all(manifest)),
+        "chunks": len(_all_chunks(manifest)),
         "problems": problems,
     }
 
 
-def _into_folder(
+def _copy_to_folder(
     origin: FolderStore | ObjectStore, root: Path, name: str, text: bytes, counter: "ByteProgress", files: Files | None
 ) -> tuple[int, bool]:
     try:
@@ -93,7 +95,7 @@ def _into_folder(
                 counter.add(counter.total)
                 return 0, True
             transferred_bytes = 0
-            for chunk, data in _fetched(origin, receiver.manifest, receiver.missing(counter.add)):
+            for chunk, data in _fetch_chunks(origin, receiver.manifest, receiver.missing(counter.add)):
                 if isinstance(data, CheckpointError):
                     raise data
                 receiver.write(chunk, data)
@@ -108,7 +110,7 @@ def _into_folder(
         ) from e
 
 
-def _into_objects(
+def _copy_to_objects(
     origin: FolderStore | ObjectStore,
     destination: ObjectStore,
     text: bytes,
@@ -130,7 +132,7 @@ def _into_objects(
         if _is_sound(destination, manifest, file):
             counter.add(entry.bytes)
             continue
-        destination.write(file, _parts(origin, manifest, file, counter))
+        destination.write(file, _file_parts(origin, manifest, file, counter))
         transferred_bytes += entry.bytes
         if not _is_sound(destination, manifest, file):
             raise DamagedCheckpoint(f"{destination.where}/{file} does not read back as it was sent", "copy it again")
@@ -144,27 +146,27 @@ def _is_sound(objects: ObjectStore, manifest: Manifest, file: str) -> bool:
             return False
     except DamagedCheckpoint:
         return False
-    chunks = [chunk for chunk in _all(manifest) if chunk[0] == file]
-    return not any(isinstance(data, CheckpointError) for _, data in _fetched(objects, manifest, chunks))
+    chunks = [chunk for chunk in _all_chunks(manifest) if chunk[0] == file]
+    return not any(isinstance(data, CheckpointError) for _, data in _fetch_chunks(objects, manifest, chunks))
 
 
-def _parts(
+def _file_parts(
     origin: FolderStore | ObjectStore, manifest: Manifest, file: str, counter: "ByteProgress"
 ) -> Iterator[bytes]:
-    for _, data in _fetched(origin, manifest, [chunk for chunk in _all(manifest) if chunk[0] == file]):
+    for _, data in _fetch_chunks(origin, manifest, [chunk for chunk in _all_chunks(manifest) if chunk[0] == file]):
         if isinstance(data, CheckpointError):
             raise data
         counter.add(len(data))
         yield bytes(data)
 
 
-def _fetched(
+def _fetch_chunks(
     origin: FolderStore | ObjectStore, manifest: Manifest | Expected, chunks: list[Chunk]
 ) -> Iterator[tuple[Chunk, memoryview | CheckpointError]]:
     """Yield each chunk in order, verified, or the error; a few chunks are read ahead."""
 
     def fetch(chunk: Chunk) -> memoryview | CheckpointError:
-        data = memoryview(bytearray(_size(manifest, chunk)))
+        data = memoryview(bytearray(_chunk_bytes(manifest, chunk)))
         try:
             origin.read(chunk[0], chunk[1] * CHUNK_BYTES, data)
         except CheckpointError as e:
@@ -185,11 +187,11 @@ def _fetched(
             yield chunk, data
 
 
-def _all(manifest: Manifest) -> list[Chunk]:
+def _all_chunks(manifest: Manifest) -> list[Chunk]:
     return [(file, index) for file, entry in manifest.files.items() for index in range(chunk_count(entry.bytes))]
 
 
-def _size(manifest: Manifest | Expected, chunk: Chunk) -> int:
+def _chunk_bytes(manifest: Manifest | Expected, chunk: Chunk) -> int:
     return min(CHUNK_BYTES, manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.checkpoint_location import path_error
-from cluster.content_hash import MOST_FILES
+from cluster.content_hash import MAX_FILES
 from cluster.errors import FleetError, NotFound, UserError
 from workers.checkpoint.transfer.stores import ObjectStore, store
 
@@ -27,7 +27,7 @@ Listing = list[tuple[str, str, int, str]]
 
 def look(source: str) -> dict[str, Any]:
     """Describe the data: {"bytes", "files", "version"}; `version` changes with any object at or below `source`."""
-    listing = _listing(_objects(source))
+    listing = _listing(_open_objects(source))
     text = "\n".join(f"{name} {size_bytes} {version}" for name, _, size_bytes, version in listing)
     version = hashlib.sha256(text.encode()).hexdigest()
     return {"bytes": sum(size for _, _, size, _ in listing), "files": len(listing), "version": version}
@@ -38,7 +38,7 @@ def fetch(source: str, target: str, version: str, progress: Progress | None = No
     Returns {"inner"}: the name of a single object in it, else "". Raises FleetError if the data is no longer of that
     `version`.
     """
-    objects, folder = _objects(source), Path(target)
+    objects, folder = _open_objects(source), Path(target)
     listing = _listing(objects)
     if look(source)["version"] != version:
         raise FleetError(f"{source} has changed since it was listed", "nothing to do: it is downloaded again")
@@ -54,7 +54,7 @@ def fetch(source: str, target: str, version: str, progress: Progress | None = No
     return {"inner": listing[0][0] if listing[0][1] == objects.path else ""}
 
 
-def _objects(source: str) -> ObjectStore:
+def _open_objects(source: str) -> ObjectStore:
     objects = store(source)
     if not isinstance(objects, ObjectStore):
         raise UserError(f"{source[:200]!r} is not in an object store", "write s3://BUCKET/PREFIX")
@@ -63,9 +63,9 @@ def _objects(source: str) -> ObjectStore:
 
 def _listing(objects: ObjectStore) -> Listing:
     """List each object as (path below the target, object, bytes, version), in order. Raises NotFound, UserError."""
-    listing = sorted(_found(objects))
-    if len(listing) > MOST_FILES:
-        raise UserError(f"{objects.where} has more than {MOST_FILES:,} objects", "pack them into fewer objects")
+    listing = sorted(_list_objects(objects))
+    if len(listing) > MAX_FILES:
+        raise UserError(f"{objects.where} has more than {MAX_FILES:,} objects", "pack them into fewer objects")
     if not listing:
         raise NotFound(f"nothing is at {objects.where}", "check bucket and prefix, and your access to them")
     paths = {name for name, *_ in listing}
@@ -78,7 +78,7 @@ def _listing(objects: ObjectStore) -> Listing:
     return listing
 
 
-def _found(objects: ObjectStore) -> Iterator[tuple[str, str, int, str]]:
+def _list_objects(objects: ObjectStore) -> Iterator[tuple[str, str, int, str]]:
     for path, info in objects.find():
         name = path[len(objects.path) :].strip("/") if path != objects.path else path.rpartition("/")[2]
         if path.endswith("/") and not info.get("size"):

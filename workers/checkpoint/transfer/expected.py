@@ -7,7 +7,7 @@ from typing import Any
 from cluster.untrusted_files import read_bytes
 from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
-from workers.checkpoint.format.manifest import LARGEST_BYTES, FileEntry, Manifest
+from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry, Manifest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 
 
@@ -37,13 +37,13 @@ class Expected:
         return f"chunk {chunk[1] + 1} of {len(self.files[chunk[0]].xxh3_128)}"
 
 
-def described(manifest: Manifest) -> Expected:
+def expected_of(manifest: Manifest) -> Expected:
     return Expected(manifest.step, manifest.digest, manifest.files)
 
 
 def expected(path: str) -> dict[str, Any]:
     """Read and check the manifest at `path`; return an Expected as plain data. Meant for a child process."""
-    manifest = parse_manifest(read_bytes(Path(path), LARGEST_BYTES), path)
+    manifest = parse_manifest(read_bytes(Path(path), MAX_MANIFEST_BYTES), path)
     files = {name: [file.bytes, file.xxh3_128] for name, file in manifest.files.items()}
     return {"step": manifest.step, "digest": manifest.digest, "files": files}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.errors import NotFound, UserError
 from cluster.paths import home, private_dir
-from workers.checkpoint.disk.buffers import aligned
+from workers.checkpoint.disk.buffers import allocate_aligned
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import Layout
 from workers.checkpoint.disk.pins import PIN
@@ -28,7 +28,7 @@ from workers.checkpoint.transfer.copier import ByteProgress, copy, verify_locati
 from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, store
 from workers.errors import CheckpointError
 
-FETCHED_AGE_S = 86400
+CACHE_AGE_S = 86400
 
 
 class ObjectStoreDestination:
@@ -36,13 +36,13 @@ class ObjectStoreDestination:
 
     def __init__(self, uri: str, name: str):
         self.root, self.path = uri, f"{uri.rstrip('/')}/{name}"
-        self._root, self._name = objects(uri), name
+        self._root, self._name = open_objects(uri), name
         self._objects = self._root.checkpoints_below(name)
 
     def check_attempt(self, producer: Producer) -> None:
         if not producer.job:
             return
-        for name in _steps(self._root):
+        for name in _checkpoint_names(self._root):
             try:
                 other = parse_manifest(manifest_text(self._root.checkpoints_below(name)), name).producer
             except CheckpointError:
@@ -57,7 +57,7 @@ class ObjectStoreDestination:
     def lock(self) -> AbstractContextManager[None]:
         return nullcontext()  # object stores have no locks, and names are unique
 
-    def begin(self, step: int, needed_bytes: int, producer: Producer) -> None:
+    def begin_save(self, step: int, needed_bytes: int, producer: Producer) -> None:
         self.check_attempt(producer)
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
@@ -73,14 +73,18 @@ class ObjectStoreDestination:
     def commit(self, content: Manifest) -> None:
         self._objects.write(NAME, iter([manifest.dump(content)]))
 
-    def undo(self) -> None:
-        discard(self._objects)
+    def abort_save(self) -> None:
+        remove_objects(self._objects)
 
-    def retain(self, keep: int) -> tuple[str, ...]:
+    def apply_retention(self, keep: int) -> tuple[str, ...]:
         """Keep this checkpoint, after every byte of it was read back, and the `keep - 1` newest others.
         The manifest of each expired one is deleted first.
         """
-        others = [n for n in _steps(self._root) if n != self._name and not self._root.checkpoints_below(n).exists(PIN)]
+        others = [
+            n
+            for n in _checkpoint_names(self._root)
+            if n != self._name and not self._root.checkpoints_below(n).exists(PIN)
+        ]
         expired = others[keep - 1 :]
         if expired and (problems := verify_location(self.path)["problems"]):
             return (f"nothing older was deleted: {problems[0]}",)
@@ -88,13 +92,13 @@ class ObjectStoreDestination:
         for name in expired:
             try:
                 self._root.checkpoints_below(name).remove(NAME)
-                discard(self._root.checkpoints_below(name))
+                remove_objects(self._root.checkpoints_below(name))
             except OSError as e:
                 notes.append(f"{self.root}/{name} could not be deleted: {e}")
         return tuple(notes)
 
 
-def objects(uri: str) -> ObjectStore:
+def open_objects(uri: str) -> ObjectStore:
     """Open an object store. Raises UserError for any other scheme."""
     target = store(uri)
     if isinstance(target, FolderStore):
@@ -103,7 +107,7 @@ def objects(uri: str) -> ObjectStore:
 
 
 def _chunks(layout: Layout, arena: Arena | None, digests: list[str], counter: "ByteProgress") -> Iterator[bytes]:
-    scratch = aligned(CHUNK_BYTES) if arena is None else None
+    scratch = allocate_aligned(CHUNK_BYTES) if arena is None else None
     for index in range(layout.chunks):
         size_bytes = min(CHUNK_BYTES, layout.size_bytes - index * CHUNK_BYTES)
         if scratch is not None:
@@ -114,7 +118,7 @@ def _chunks(layout: Layout, arena: Arena | None, digests: list[str], counter: "B
         counter.add(size_bytes)
 
 
-def discard(objects: ObjectStore) -> None:
+def remove_objects(objects: ObjectStore) -> None:
     """Remove what was put before a save failed. Without a manifest it is not a checkpoint."""
     for name in objects.names():
         with suppress(OSError, CheckpointError):
@@ -129,24 +133,24 @@ def download(uri: str, step: "int | str" = "latest") -> Path:
     folder = private_dir(cache / hashlib.sha256(uri.encode()).hexdigest()[:16])
     location = uri
     if step != "latest":
-        names = [name for name in _steps(objects(uri)) if int(name.split("-")[1]) == step]
+        names = [name for name in _checkpoint_names(open_objects(uri)) if int(name.split("-")[1]) == step]
         if not names:
             raise NotFound(f"no checkpoint of step {step} in {uri}", "run `verify` on it to see the newest step")
         location = f"{uri.rstrip('/')}/{names[0]}"
     path = Path(copy(location, folder)["target"])
     os.utime(path)
-    _forget(cache)
+    _remove_unused(cache)
     return path
 
 
-def _forget(cache: Path) -> None:
+def _remove_unused(cache: Path) -> None:
     for folder in checkpoints_below(cache):
         with suppress(OSError):  # another process may remove it at the same time
-            if time.time() - folder.stat().st_mtime > FETCHED_AGE_S:
+            if time.time() - folder.stat().st_mtime > CACHE_AGE_S:
                 remove_checkpoint(Files(), folder)
 
 
-def _steps(root: ObjectStore) -> list[str]:
+def _checkpoint_names(root: ObjectStore) -> list[str]:
     """Names of committed checkpoints, newest first."""
     names = [name for name in root.names() if FOLDER.fullmatch(name) and root.checkpoints_below(name).exists(NAME)]
     return sorted(names, key=lambda name: (int(name.split("-")[1]), name), reverse=True)

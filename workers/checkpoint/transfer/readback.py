@@ -10,11 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import xxhash
 
-from workers.checkpoint.disk.buffers import aligned
-from workers.checkpoint.disk.files import Writing, read_at_page, rounded_up
+from workers.checkpoint.disk.buffers import allocate_aligned
+from workers.checkpoint.disk.files import OpenFile, read_at_page, round_up_to_page
 from workers.checkpoint.disk.reader import Chunk
 
-AT_ONCE = 4
+MIN_BATCH = 4
 """Minimum number of chunks verified together: a sync, where one is needed, costs a commit of the journal."""
 BUFFER_BYTES = 1 << 20
 """Bytes read and hashed at a time: they fit the processor's cache."""
@@ -36,7 +36,7 @@ class ReadBack:
         self._pending.append(chunk)
         if self._running is None or self._running.done():
             self._raise_error()
-            if len(self._pending) >= AT_ONCE:
+            if len(self._pending) >= MIN_BATCH:
                 self._start_batch()
 
     def finish(self) -> None:
@@ -62,12 +62,12 @@ class ReadBack:
             self._running.result()
 
 
-def digest_at(file: Writing, start: int, size_bytes: int) -> str:
+def digest_at(file: OpenFile, start: int, size_bytes: int) -> str:
     """Hash `size_bytes` bytes from a page boundary on; "" if the file ends before."""
     buffer, digest = _buffer(), xxhash.xxh3_128()
     for done in range(0, size_bytes, BUFFER_BYTES):
         part_bytes = min(BUFFER_BYTES, size_bytes - done)
-        if read_at_page(file, buffer[: rounded_up(part_bytes)], start + done) < part_bytes:
+        if read_at_page(file, buffer[: round_up_to_page(part_bytes)], start + done) < part_bytes:
             return ""
         digest.update(buffer[:part_bytes])
     return digest.hexdigest()
@@ -88,6 +88,6 @@ _scratch = threading.local()
 def _buffer() -> memoryview:
     """Return BUFFER_BYTES of page-aligned memory of this thread."""
     if not hasattr(_scratch, "buffer"):
-        _scratch.buffer = aligned(BUFFER_BYTES)
+        _scratch.buffer = allocate_aligned(BUFFER_BYTES)
     buffer: memoryview = _scratch.buffer
     return buffer

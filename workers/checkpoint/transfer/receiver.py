@@ -18,17 +18,17 @@ from typing import Self
 
 from cluster.errors import Conflict
 from cluster.untrusted_files import UnreadableFile, open_untrusted, read_bytes
-from workers.checkpoint.disk.buffers import aligned
+from workers.checkpoint.disk.buffers import allocate_aligned
 from workers.checkpoint.disk.damage_marks import record_verification
-from workers.checkpoint.disk.files import Files, Writing, rounded_up, write_file
+from workers.checkpoint.disk.files import Files, OpenFile, round_up_to_page, write_file
 from workers.checkpoint.disk.pins import is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
 from workers.checkpoint.disk.retention import INCOMING, first_damage
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
-from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, SMALL_BYTES, DamagedCheckpoint
+from workers.checkpoint.format.manifest import MAX_INLINE_BYTES, MAX_MANIFEST_BYTES, NAME, DamagedCheckpoint
 from workers.checkpoint.format.manifest_checks import open_regular, parse_manifest, read_json, read_manifest
 from workers.checkpoint.format.step_folders import newest_first
-from workers.checkpoint.transfer.expected import Expected, described
+from workers.checkpoint.transfer.expected import Expected, expected_of
 from workers.checkpoint.transfer.readback import ReadBack, digest_at, drop_cached
 from workers.errors import CheckpointError
 
@@ -43,10 +43,10 @@ class CheckpointReceiver:
     ):
         """Prepare to receive. `expected` is the content of manifest `text`, if it was read and checked elsewhere."""
         self.root, self.name, self.text = root, name, text
-        self.manifest = expected or described(parse_manifest(text, f"{name}/{NAME}"))
+        self.manifest = expected or expected_of(parse_manifest(text, f"{name}/{NAME}"))
         self.folder, self.final_folder = root / f"{INCOMING}{name}", root / name
         self._files = files or Files()
-        self._open: dict[str, Writing] = {}
+        self._open: dict[str, OpenFile] = {}
         self._buffer: memoryview | None = None
         self._on_disk: set[Chunk] = set()
         self._read_back = ReadBack(self._verify_on_disk)
@@ -97,14 +97,14 @@ class CheckpointReceiver:
     def _has_same_manifest(self) -> bool:
         """Compare the manifests. A large one is compared as text, without parsing it."""
         try:
-            if os.lstat(self.final_folder / NAME).st_size <= SMALL_BYTES:
+            if os.lstat(self.final_folder / NAME).st_size <= MAX_INLINE_BYTES:
                 return bool(read_json(self.final_folder)["digest"] == self.manifest.digest)
-            return read_bytes(self.final_folder / NAME, LARGEST_BYTES) == self.text
+            return read_bytes(self.final_folder / NAME, MAX_MANIFEST_BYTES) == self.text
         except (CheckpointError, UnreadableFile, FileNotFoundError):
             return False
 
     def _existing_fault(self) -> str:
-        if os.lstat(self.final_folder / NAME).st_size <= SMALL_BYTES:
+        if os.lstat(self.final_folder / NAME).st_size <= MAX_INLINE_BYTES:
             return first_damage(self.final_folder)
         try:
             for file, index in self.manifest.chunks():
@@ -133,10 +133,10 @@ class CheckpointReceiver:
                 "check its source with `verify`",
             )
         if self._buffer is None:
-            self._buffer = aligned(CHUNK_BYTES)
+            self._buffer = allocate_aligned(CHUNK_BYTES)
         self._buffer[: len(data)] = data
         file, offset = self._open_file(chunk[0]), chunk[1] * CHUNK_BYTES
-        self._files.write(file, self._buffer[: rounded_up(len(data))], len(data), offset)
+        self._files.write(file, self._buffer[: round_up_to_page(len(data))], len(data), offset)
         if not file.direct:
             drop_cached(file.descriptor, [(offset, len(data))])  # makes the kernel start writing it to the disk
         self._read_back.add(chunk)
@@ -173,7 +173,7 @@ class CheckpointReceiver:
             self._files.remove(path)
         self._files.remove_folder(folder)
 
-    def _open_file(self, file: str) -> Writing:
+    def _open_file(self, file: str) -> OpenFile:
         if file not in self._open:
             self._open[file] = self._files.open_or_create(self.folder / file, self.manifest.files[file].bytes)
         return self._open[file]
@@ -221,7 +221,7 @@ class CheckpointReceiver:
         sources: dict[str, tuple[Path, int]] = {}
         for folder in newest_first(self.root):
             try:
-                if os.lstat(folder / NAME).st_size > SMALL_BYTES:
+                if os.lstat(folder / NAME).st_size > MAX_INLINE_BYTES:
                     continue  # reading it costs more than reuse would save
                 files = read_manifest(folder).files
             except (CheckpointError, OSError):

@@ -13,7 +13,7 @@ from cluster import checkpoint_location
 from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
 from workers.checkpoint.disk.reader import read_at
 from workers.checkpoint.format import links
-from workers.checkpoint.format.manifest import FOLDER, LARGEST_BYTES, NAME, DamagedCheckpoint
+from workers.checkpoint.format.manifest import FOLDER, MAX_MANIFEST_BYTES, NAME, DamagedCheckpoint
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
@@ -210,8 +210,10 @@ def newest_checkpoint(folder: "FolderStore | ObjectStore") -> tuple["FolderStore
 def manifest_text(folder: "FolderStore | ObjectStore") -> bytes:
     """Return the bytes of MANIFEST.json as stored."""
     size_bytes = folder.size_bytes(NAME)
-    if size_bytes > LARGEST_BYTES:
-        raise DamagedCheckpoint(f"{folder.where}/{NAME} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise DamagedCheckpoint(
+            f"{folder.where}/{NAME} has {size_bytes} bytes, a manifest has at most {MAX_MANIFEST_BYTES}"
+        )
     text = memoryview(bytearray(size_bytes))
     folder.read(NAME, 0, text)
     return bytes(text)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from workers.kernels import operators
-from workers.kernels.models.module_forms import SHORTER, Form
+from workers.kernels.models.module_forms import SHORT_DTYPES, Form
 from workers.kernels.parts.formulas import rotated
 
 ROPE, INTERFACE = "apply_rotary_pos_emb", "ALL_ATTENTION_FUNCTIONS"
-DTYPES = (torch.float32, *SHORTER)
-MASKS_OF = ("sdpa", "eager")
-ASKED = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
+DTYPES = (torch.float32, *SHORT_DTYPES)
+MASK_IMPLEMENTATIONS = ("sdpa", "eager")
+UNSUPPORTED_ARGUMENTS = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
 """Arguments of attention functions that kernels do not support: with one of these the original computes it."""
 Key = tuple[tuple[str, str], ...]
 """Pairs of (operation, name of its kernels)."""
@@ -35,12 +35,12 @@ def forms_of(module: nn.Module) -> list[Form]:
     if ROPE in forward.__code__.co_names and (layout := _layout_of(namespace.get(ROPE))):
         forms.append(Form("apply_rope", DTYPES, options={"layout": layout}))
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", "")
-    if INTERFACE in forward.__code__.co_names and implementation in MASKS_OF:
+    if INTERFACE in forward.__code__.co_names and implementation in MASK_IMPLEMENTATIONS:
         forms.append(Form("attention", DTYPES))
     return forms
 
 
-def rebound(base: type[nn.Module], key: Key) -> Callable[..., Any]:
+def rebind_forward(base: type[nn.Module], key: Key) -> Callable[..., Any]:
     """Return the forward of `base` with global functions that call kernels."""
     forward, kernels = base.forward, dict(key)
     namespace = dict(forward.__globals__)
@@ -59,12 +59,12 @@ def _layout_of(function: Any) -> str:
     if not callable(function):
         return ""
     for layout in ("halves", "pairs"):
-        if all(_turns_alike(function, layout, dtype) for dtype in (torch.float32, torch.bfloat16)):
+        if all(_rotates_alike(function, layout, dtype) for dtype in (torch.float32, torch.bfloat16)):
             return layout
     return ""
 
 
-def _turns_alike(function: Any, layout: str, dtype: torch.dtype) -> bool:
+def _rotates_alike(function: Any, layout: str, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(2, heads, 5, 16, generator=generator).to(dtype) for heads in (4, 2))
     angles = torch.arange(5)[:, None] * 10.0 ** (-torch.arange(8) / 8)
@@ -113,11 +113,11 @@ class _Interface:
 
     def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function: Callable[..., Any] = self.theirs.get_interface(name, default)
-        return _attention(function, self.kernels) if name in MASKS_OF else function
+        return _attention(function, self.kernels) if name in MASK_IMPLEMENTATIONS else function
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = self.theirs[name]
-        return _attention(function, self.kernels) if name in MASKS_OF else function
+        return _attention(function, self.kernels) if name in MASK_IMPLEMENTATIONS else function
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.theirs, name)
@@ -136,7 +136,9 @@ def _attention(theirs: Callable[..., Any], kernels: str) -> Callable[..., Any]:
         **named: Any,
     ) -> Any:
         query_tokens, key_tokens = query.shape[-2], key.shape[-2]
-        has_other_options = any(named.get(name) is not None and named.get(name) is not False for name in ASKED)
+        has_other_options = any(
+            named.get(name) is not None and named.get(name) is not False for name in UNSUPPORTED_ARGUMENTS
+        )
         mask_needs_gradient = attention_mask is not None and attention_mask.requires_grad
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         causal = causal and query_tokens > 1 and attention_mask is None

@@ -10,12 +10,12 @@ from torch import nn
 from workers.backends.parts.precision import name_of
 from workers.kernels import tuner
 from workers.kernels.models import attention_patch, module_forms, module_swap
-from workers.kernels.models.call_recorder import SITE, Recorder, Seen
-from workers.kernels.models.module_forms import Form, Unlike
+from workers.kernels.models.call_recorder import SITE_PREFIX, RecordedCall, Recorder
+from workers.kernels.models.module_forms import Form, NotReplaceable
 from workers.kernels.parts.classes import shape_class
 from workers.kernels.parts.fastest import candidates, kind_of
-from workers.kernels.tuner import Measured, Situation, software_of
-from workers.optimizers.model_state import unchanged
+from workers.kernels.tuner import KernelMeasurement, Situation, software_of
+from workers.optimizers.model_state import preserve_state
 from workers.optimizers.pass_context import Sample
 
 
@@ -32,7 +32,7 @@ class Site:
 class Fitted:
     """`chosen`: (module name, operation) to measurement. `left`: why other modules are unchanged."""
 
-    chosen: dict[tuple[str, str], Measured] = field(default_factory=dict)
+    chosen: dict[tuple[str, str], KernelMeasurement] = field(default_factory=dict)
     unchanged_modules: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def find(model: nn.Module) -> tuple[list[Site], dict[str, str]]:
             continue
         try:
             forms = _forms(module)
-        except Unlike as e:
+        except NotReplaceable as e:
             left[name] = str(e)
             continue
         if forms:
@@ -70,31 +70,31 @@ def find(model: nn.Module) -> tuple[list[Site], dict[str, str]]:
 
 
 def _forms(module: nn.Module) -> list[Form]:
-    if module_swap.swapped(module):
+    if module_swap.has_kernels(module):
         return []
     if forms := attention_patch.forms_of(module):
-        module_forms.require_untouched(module)
+        module_forms.check_replaceable(module)
         return forms
     form = module_forms.form_of(module)
     return [form] if form else []
 
 
-def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torch.device) -> list[Seen]:
+def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torch.device) -> list[RecordedCall]:
     """Record the calls of each site during one call of the model, and restore the model afterwards."""
     for number, site in enumerate(sites):
-        put(site, {form.operation: f"{SITE}{number}" for form in site.forms}, device)
+        insert(site, {form.operation: f"{SITE_PREFIX}{number}" for form in site.forms}, device)
     try:
         recorder = Recorder()
-        with torch.no_grad(), unchanged(model), recorder:
+        with torch.no_grad(), preserve_state(model), recorder:
             inputs = sample.copy()
             model(*inputs.args, **inputs.kwargs)
     finally:
         for site in sites:
-            module_swap.take_out(site.module)
+            module_swap.remove_kernels(site.module)
     return recorder.calls
 
 
-def put(site: Site, kernels: dict[str, str], device: torch.device) -> None:
+def insert(site: Site, kernels: dict[str, str], device: torch.device) -> None:
     """Insert `kernels` (operation to name). Raises TypeError if Python cannot change the module's class."""
     if site.forms[0].operation in ("apply_rope", "attention"):
         module_swap.rebind(site.module, tuple(sorted(kernels.items())))
@@ -109,7 +109,7 @@ def fit(
     *,
     learns: bool = False,
     compiled: bool = False,
-    measured: Iterable[Measured] | None = None,
+    measured: Iterable[KernelMeasurement] | None = None,
 ) -> Fitted:
     """Insert, into the model itself, the kernels that were measured to be faster.
 
@@ -117,55 +117,57 @@ def fit(
     makes of a module, and, with `learns`, for its gradient.
     """
     sites, left = find(model)
-    fitted, calls = Fitted(unchanged_modules=left), dict[int, list[Seen]]()
+    fitted, calls = Fitted(unchanged_modules=left), dict[int, list[RecordedCall]]()
     for call in record(model, sites, sample, device):
         calls.setdefault(call.site, []).append(call)
-    book = _Book(device, learns, compiled, measured)
+    book = _Measurements(device, learns, compiled, measured)
     for number, site in enumerate(sites):
         chosen = {}
         for form in site.forms:
             form_calls = [call for call in calls.get(number, []) if call.operation == form.operation]
             best = book.best(form_calls) if form_calls else "the sample does not call it"
-            if isinstance(best, Measured):
+            if isinstance(best, KernelMeasurement):
                 chosen[form.operation] = best
             else:
                 fitted.unchanged_modules[f"{site.name} ({form.operation})"] = best
         if chosen:
-            put(site, {operation: one.kernels for operation, one in chosen.items()}, device)
+            insert(site, {operation: one.kernels for operation, one in chosen.items()}, device)
             fitted.chosen |= {(site.name, operation): one for operation, one in chosen.items()}
     return fitted
 
 
 def restore(model: nn.Module) -> int:
     """Remove all kernels, so that modules compute bit for bit as before. Return the number of modules changed."""
-    return sum(module_swap.take_out(module) for module in list(model.modules()))
+    return sum(module_swap.remove_kernels(module) for module in list(model.modules()))
 
 
-def situation(call: Seen, kind: str, *, gradient: bool = False, compiled: bool = False) -> Situation:
+def situation(call: RecordedCall, kind: str, *, gradient: bool = False, compiled: bool = False) -> Situation:
     shapes = (*call.shapes, ())
     size_class = shape_class(call.operation, *shapes[:2])
     return Situation(kind, call.operation, name_of(call.dtype), size_class, gradient, compiled)
 
 
-class _Book:
+class _Measurements:
     """Measurements, and the best kernels for calls according to them."""
 
-    def __init__(self, device: torch.device, learns: bool, compiled: bool, measured: Iterable[Measured] | None):
+    def __init__(
+        self, device: torch.device, learns: bool, compiled: bool, measured: Iterable[KernelMeasurement] | None
+    ):
         self.kind, self.learns, self.compiled = kind_of(device), learns, compiled
         software = {name: software_of(one) for name, one in candidates(device).items()}
-        lines = tuner.recorded() if measured is None else measured
+        lines = tuner.read_measurements() if measured is None else measured
         self.last = {
             (one.situation, one.kernels): one
             for one in lines
             if one.situation.kind == self.kind and software.get(one.kernels) == one.software
         }
 
-    def best(self, calls: list[Seen]) -> Measured | str:
+    def best(self, calls: list[RecordedCall]) -> KernelMeasurement | str:
         """Return the measurement of the fastest kernels, for their slowest call, or the reason for using none."""
         measurements, reasons = [], []
         for name in sorted({kernels for _, kernels in self.last}):
             results = [self._slowest_measurement(call, name) for call in calls]
-            gains = [one for one in results if isinstance(one, Measured)]
+            gains = [one for one in results if isinstance(one, KernelMeasurement)]
             if len(gains) == len(results):
                 measurements.append(min(gains, key=lambda one: one.speedup))
             else:
@@ -177,7 +179,7 @@ class _Book:
             or "nothing has been measured on this device: run `polyfleet kernels tune`"
         )
 
-    def _slowest_measurement(self, call: Seen, name: str) -> Measured | str:
+    def _slowest_measurement(self, call: RecordedCall, name: str) -> KernelMeasurement | str:
         situations = [situation(call, self.kind, compiled=self.compiled)]
         situations += [situation(call, self.kind, gradient=True)] if self.learns else []
         lines = [self.last.get((one, name)) for one in situations]

@@ -7,11 +7,13 @@ from workers.kernels.models import kernel_insertion
 from workers.kernels.parts.comparison import measure
 from workers.kernels.parts.fastest import candidates
 from workers.kernels.parts.probes import Probe
-from workers.kernels.tuner import REFERENCE, Measured
+from workers.kernels.tuner import REFERENCE, KernelMeasurement
 from workers.optimizers.pass_context import Sample
 
 
-def measure_calls(model: nn.Module, sample: Sample, device: torch.device, *, compiled: bool = False) -> list[Measured]:
+def measure_calls(
+    model: nn.Module, sample: Sample, device: torch.device, *, compiled: bool = False
+) -> list[KernelMeasurement]:
     """Measure every implementation of the device for each size that occurs in one call of the model."""
     sites, _ = kernel_insertion.find(model)
     calls = kernel_insertion.record(model, sites, sample, device)

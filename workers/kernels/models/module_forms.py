@@ -17,9 +17,9 @@ from torch.nn.utils import parametrize
 
 from workers.kernels import create
 
-SHORTER = (torch.bfloat16, torch.float16)
+SHORT_DTYPES = (torch.bfloat16, torch.float16)
 USUAL_EPS = (1e-6, 1e-5, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
-DIFFERING = 0.05
+MAX_DIFFERING_SHARE = 0.05
 """Share of values in a shorter dtype that may differ by one unit in the last place: sums have another order."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -38,7 +38,7 @@ class Form:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Unlike(Exception):
+class NotReplaceable(Exception):
     """Raised for a module that resembles an operation but must not be replaced; its text is the reason."""
 
 
@@ -46,7 +46,7 @@ def form_of(module: nn.Module) -> Form | None:
     """Return the form of a module, or None if it resembles no operation. Raises Unlike if it must not be replaced."""
     if not _looks_like_one(module):
         return None
-    require_untouched(module)
+    check_replaceable(module)
     if any(True for _ in module.children()):
         return _gated(module)
     is_norm = any(True for _ in module.parameters()) or hasattr(module, "eps")
@@ -63,30 +63,30 @@ def _looks_like_one(module: nn.Module) -> bool:
         return not own and len(linear) == 3 and not any(list(c.parameters()) for c in children if c not in linear)
     if own:
         return len(own) <= 2 and all(p.dim() == 1 and len(p) == len(own[0]) for p in own)
-    return type(module).forward is not nn.Module.forward and not isinstance(module, _NEVER)
+    return type(module).forward is not nn.Module.forward and not isinstance(module, _EXCLUDED)
 
 
-_NEVER = (nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.loss._Loss, nn.Flatten, nn.Unflatten)
+_EXCLUDED = (nn.Identity, nn.modules.dropout._DropoutNd, nn.modules.loss._Loss, nn.Flatten, nn.Unflatten)
 
 
 def _is_linear(module: nn.Module) -> bool:
     return hasattr(module, "in_features") and hasattr(module, "out_features")
 
 
-def require_untouched(module: nn.Module) -> None:
+def check_replaceable(module: nn.Module) -> None:
     """Raise Unlike if replacing the module would change its behaviour."""
     if "forward" in vars(module):
-        raise Unlike("its forward was replaced")
+        raise NotReplaceable("its forward was replaced")
     for part in module.modules():
         if any(getattr(part, name, None) for name in HOOKS):
-            raise Unlike("it has hooks")
+            raise NotReplaceable("it has hooks")
         if parametrize.is_parametrized(part):
-            raise Unlike("it is parametrised")
+            raise NotReplaceable("it is parametrised")
         for value in part.parameters(recurse=False):
             if type(value) not in (nn.Parameter, Tensor) or not value.dtype.is_floating_point:
-                raise Unlike(f"its parameters are {type(value).__name__} in {value.dtype}")
+                raise NotReplaceable(f"its parameters are {type(value).__name__} in {value.dtype}")
             if value.device.type == "meta":
-                raise Unlike("its parameters are not loaded yet")
+                raise NotReplaceable("its parameters are not loaded yet")
 
 
 # Norms
@@ -94,18 +94,18 @@ def require_untouched(module: nn.Module) -> None:
 
 def _norm(module: nn.Module) -> Form:
     """Test with random weights: those of a new model are all 1, which would hide an offset that is added to them."""
-    module_copy = _with_drawn_weights(module)
+    module_copy = _with_random_weights(module)
     parameter_names = [name for name, _ in module_copy.named_parameters()]
-    width = len(next(module_copy.parameters())) if parameter_names else _told_width(module)
+    width = len(next(module_copy.parameters())) if parameter_names else _norm_width(module)
     x = _probe(width)
-    output = _answer(module_copy, x)
+    output = _call_twice(module_copy, x)
     for operation, names, options in _norms(module, parameter_names):
         if _close(output, _reference(operation, module_copy, x, names, options), 2e-5):
-            return _rounded(module_copy, operation, names, options, x)
-    raise Unlike("it does not compute a norm that kernels implement")
+            return _form_with_dtypes(module_copy, operation, names, options, x)
+    raise NotReplaceable("it does not compute a norm that kernels implement")
 
 
-def _told_width(module: nn.Module) -> int:
+def _norm_width(module: nn.Module) -> int:
     """Return the width of a norm without weights: its `normalized_shape`, or any if it accepts any."""
     shape = getattr(module, "normalized_shape", (64,))
     return int(shape[-1]) if isinstance(shape, tuple | list) and shape else 64
@@ -129,22 +129,24 @@ def _eps_of(module: nn.Module) -> list[float]:
     return list(dict.fromkeys([*own, *USUAL_EPS]))
 
 
-def _rounded(module: nn.Module, operation: str, names: tuple[str, ...], options: dict[str, Any], x: Tensor) -> Form:
+def _form_with_dtypes(
+    module: nn.Module, operation: str, names: tuple[str, ...], options: dict[str, Any], x: Tensor
+) -> Form:
     """Return the form with the dtypes in which it was confirmed, and how an RMS norm rounds in them."""
     dtypes, rounding = [torch.float32], None
-    for dtype in SHORTER:
+    for dtype in SHORT_DTYPES:
         short, rows = copy.deepcopy(module).to(dtype), x[:, :4].to(dtype)
         try:
-            output = _answer(short, rows)
-        except Unlike:
+            output = _call_twice(short, rows)
+        except NotReplaceable:
             continue
         choices = (False, True) if operation == "rmsnorm" and names[0] else (False,)
         shares = {
-            choice: _differing(output, _reference(operation, short, rows, names, _with(options, choice)))
+            choice: _differing_share(output, _reference(operation, short, rows, names, _with(options, choice)))
             for choice in choices
         }
         best = min(shares, key=lambda choice: shares[choice])
-        if output.dtype == dtype and shares[best] <= DIFFERING and rounding in (None, best):
+        if output.dtype == dtype and shares[best] <= MAX_DIFFERING_SHARE and rounding in (None, best):
             dtypes.append(dtype)
             rounding = best
     return Form(operation, tuple(dtypes), names, _with(options, bool(rounding)))
@@ -154,7 +156,7 @@ def _with(options: dict[str, Any], rounding: bool) -> dict[str, Any]:
     return options | {"round_before_weight": True} if rounding else options
 
 
-def _with_drawn_weights(module: nn.Module) -> nn.Module:
+def _with_random_weights(module: nn.Module) -> nn.Module:
     module_copy = copy.deepcopy(module).cpu().float().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -170,14 +172,14 @@ def _probe(width: int) -> Tensor:
 
 
 @cache
-def _exact() -> Any:
+def _reference_kernels() -> Any:
     return create("numpy")
 
 
 def _reference(operation: str, module: nn.Module, x: Tensor, names: tuple[str, ...], options: dict[str, Any]) -> Tensor:
     vectors = [getattr(module, name) if name else None for name in names]
     with torch.no_grad():
-        result: Tensor = getattr(_exact(), operation)(
+        result: Tensor = getattr(_reference_kernels(), operation)(
             x, *(vectors[:1] if operation == "rmsnorm" else vectors), **options
         )
     return result
@@ -189,14 +191,18 @@ def _reference(operation: str, module: nn.Module, x: Tensor, names: tuple[str, .
 def _activation(module: nn.Module) -> Form | None:
     x = _probe(16) * 3
     dtypes = []
-    for dtype in (torch.float32, *SHORTER):
+    for dtype in (torch.float32, *SHORT_DTYPES):
         rows = x.to(dtype)
         try:
-            output = _answer(module, rows)
-        except Unlike:
+            output = _call_twice(module, rows)
+        except NotReplaceable:
             return None
         expected = F.silu(rows)
-        if _close(output, expected, 1e-5) if dtype == torch.float32 else _differing(output, expected) <= DIFFERING:
+        if (
+            _close(output, expected, 1e-5)
+            if dtype == torch.float32
+            else _differing_share(output, expected) <= MAX_DIFFERING_SHARE
+        ):
             dtypes.append(dtype)
     return Form("silu", tuple(dtypes)) if torch.float32 in dtypes else None
 
@@ -205,7 +211,7 @@ def _gated(module: nn.Module) -> Form:
     """Test the module itself in its own dtype, because a copy of its weights could be large."""
     linear = {name: child for name, child in module.named_children() if _is_linear(child)}
     if any(isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in module.children()):
-        raise Unlike("it drops values at random")
+        raise NotReplaceable("it drops values at random")
     sizes = {name: (int(child.in_features), int(child.out_features)) for name, child in linear.items()}  # type: ignore[arg-type]
     weight = next(module.parameters())
     for gate, up, down in _roles(sizes):
@@ -215,10 +221,10 @@ def _gated(module: nn.Module) -> Form:
             with torch.no_grad():
                 expected = linear[down](F.silu(linear[gate](x)) * linear[up](x))
         except RuntimeError as e:
-            raise Unlike(f"its products do not accept rows in {weight.dtype}") from e
-        if _close(_answer(module, x), expected, 1e-5 if weight.dtype == torch.float32 else 2e-2):
-            return Form("swiglu", (torch.float32, *SHORTER), (gate, up, down))
-    raise Unlike("it is not a gated layer with SiLU")
+            raise NotReplaceable(f"its products do not accept rows in {weight.dtype}") from e
+        if _close(_call_twice(module, x), expected, 1e-5 if weight.dtype == torch.float32 else 2e-2):
+            return Form("swiglu", (torch.float32, *SHORT_DTYPES), (gate, up, down))
+    raise NotReplaceable("it is not a gated layer with SiLU")
 
 
 def _roles(sizes: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str, str]]:
@@ -233,18 +239,18 @@ def _roles(sizes: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str, str]]:
 # Comparing
 
 
-def _answer(module: nn.Module, x: Tensor) -> Tensor:
+def _call_twice(module: nn.Module, x: Tensor) -> Tensor:
     """Call the module twice and return its output. Raises Unlike unless it returns rows, the same both times."""
     forward: Callable[..., Any] = module.forward
     try:
         with torch.no_grad():
             first, second = forward(x.clone()), forward(x.clone())
     except Exception as e:  # a user's forward may raise anything
-        raise Unlike(f"it cannot be called with rows alone: {type(e).__name__}") from e
+        raise NotReplaceable(f"it cannot be called with rows alone: {type(e).__name__}") from e
     if not isinstance(first, Tensor) or first.shape[:-1] != x.shape[:-1]:
-        raise Unlike("it does not return rows")
+        raise NotReplaceable("it does not return rows")
     if not torch.equal(first, second):
-        raise Unlike("it returns different results for the same call")
+        raise NotReplaceable("it returns different results for the same call")
     return first
 
 
@@ -255,7 +261,7 @@ def _close(actual: Tensor, expected: Tensor, relative: float) -> bool:
     return bool(((actual - expected).abs().double() <= relative * expected.abs().double() + least * 0.1).all())
 
 
-def _differing(actual: Tensor, expected: Tensor) -> float:
+def _differing_share(actual: Tensor, expected: Tensor) -> float:
     """Return the share of values that differ; 1 if any differs by more than two units or the dtype differs."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return 1.0

@@ -51,8 +51,8 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Operand:
-    """One array of a call. `name` is its parameter; `back` converts a tensor to the caller's type; `given`: it is an
-    output that the caller passed.
+    """One array of a call. `name` is its parameter; `back` converts a tensor to the caller's type; `is_callers_output`:
+    it is an output that the caller passed.
     """
 
     name: str
@@ -68,18 +68,18 @@ class Operand:
 def operand(name: str, value: Any) -> Operand:
     """Convert an array to an Operand. Raises UserError for other objects, and for memory or dtypes torch cannot use."""
     if isinstance(value, Tensor):
-        return Operand(name, _plain(name, value))
+        return Operand(name, _checked_tensor(name, value))
     if isinstance(value, Resident):
         return Operand(name, value.like, value.buffer)
     if isinstance(value, np.ndarray):
-        return Operand(name, _of_numpy(name, value), back=_to_numpy)
+        return Operand(name, _from_numpy(name, value), back=_to_numpy)
     if hasattr(value, "__dlpack__"):
-        return Operand(name, _of_dlpack(name, value), back=_to_library(value))
+        return Operand(name, _from_dlpack(name, value), back=_to_library(value))
     type_name = type(value).__name__
     raise UserError(f"{name} is a {type_name}", "pass a torch tensor, a NumPy array, or an array with __dlpack__")
 
 
-def _plain(name: str, value: Tensor) -> Tensor:
+def _checked_tensor(name: str, value: Tensor) -> Tensor:
     """Check a tensor. One that needs gradients is refused: only the operators support them."""
     if value.layout is not torch.strided or value.is_nested:
         raise UserError(f"{name} is a tensor of layout {value.layout}", "pass a dense tensor: x.to_dense()")
@@ -91,7 +91,7 @@ def _plain(name: str, value: Tensor) -> Tensor:
     return value.resolve_neg() if value.is_neg() else value
 
 
-def _of_numpy(name: str, value: "np.ndarray[Any, Any]") -> Tensor:
+def _from_numpy(name: str, value: "np.ndarray[Any, Any]") -> Tensor:
     """Make a tensor that shares the memory if torch can. NumPy lacks bfloat16: ml_dtypes' is recognised by name."""
     plain = value
     if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
@@ -113,7 +113,7 @@ def _to_numpy(tensor: Tensor) -> "np.ndarray[Any, Any]":
     return host.numpy()
 
 
-def _of_dlpack(name: str, value: Any) -> Tensor:
+def _from_dlpack(name: str, value: Any) -> Tensor:
     try:
         return torch.utils.dlpack.from_dlpack(value)
     except (RuntimeError, TypeError, ValueError, BufferError) as e:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cluster.errors import UserError
 from workers.kernels.parts.arrays import Operand
-from workers.kernels.parts.calls import Call, shape_told
+from workers.kernels.parts.calls import Call, shape_text
 from workers.kernels.parts.checks import number
 from workers.kernels.parts.device import Device
 
@@ -59,7 +59,7 @@ class Attention(Device):
         queries, keys, values = call.take("q", q, 2), call.take("k", k, 2), call.take("v", v, 2)
         batch, heads, groups = heads_of(queries, keys)
         if values.tensor.shape[:-1] != keys.tensor.shape[:-1]:
-            shapes = f"k has shape {shape_told(keys.tensor)}, v {shape_told(values.tensor)}"
+            shapes = f"k has shape {shape_text(keys.tensor)}, v {shape_text(values.tensor)}"
             raise UserError(shapes, "all but their last dimensions must be equal")
         (length, width), (many, wide) = queries.tensor.shape[-2:], values.tensor.shape[-2:]
         mask_operand = attention_mask(call, mask, queries, many) if mask is not None else None
@@ -104,7 +104,7 @@ class Attention(Device):
 def heads_of(queries: Operand, keys: Operand) -> tuple[int, int, int]:
     """Return (batch, query heads, key heads). Raises UserError if the shapes do not match."""
     q, k = queries.tensor, keys.tensor
-    shapes = f"q has shape {shape_told(q)}, k {shape_told(k)}"
+    shapes = f"q has shape {shape_text(q)}, k {shape_text(k)}"
     if q.dim() != k.dim() or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
         raise UserError(shapes, "pass [..., heads, tokens, width] with equal widths and leading dimensions")
     heads, groups = (q.shape[-3], k.shape[-3]) if q.dim() > 2 else (1, 1)
@@ -129,7 +129,7 @@ def attention_mask(call: Call, mask: Any, queries: Operand, many: int) -> Operan
         a not in (1, b) for a, b in zip(reversed(mask_shape), reversed(full_shape), strict=False)
     ):
         raise UserError(
-            f"mask has shape {shape_told(operand.tensor)}", f"pass one that broadcasts to {list(full_shape)}"
+            f"mask has shape {shape_text(operand.tensor)}", f"pass one that broadcasts to {list(full_shape)}"
         )
     tensor = operand.tensor.view((1,) * (max(len(full_shape), 4) - len(mask_shape)) + tuple(mask_shape))
     lead = tensor.shape[:-3]

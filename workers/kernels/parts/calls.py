@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Call:
     """Arrays are passed to `take` in the order of parameters: the first determines the dtype and the result's type."""
 
-    __slots__ = ("_answer", "_copies", "_exports", "kernels", "taken")
+    __slots__ = ("_copies", "_exports", "_returned", "inputs", "kernels")
 
     def __init__(self, kernels: "Device"):
         self.kernels = kernels
@@ -34,7 +34,7 @@ class Call:
         one = operand(name, value)
         tensor = one.tensor
         if tensor.dim() < dims:
-            raise UserError(f"{name} has {tensor.dim()} dimensions", f"pass at least {dims}: {shape_told(tensor)}")
+            raise UserError(f"{name} has {tensor.dim()} dimensions", f"pass at least {dims}: {shape_text(tensor)}")
         self._check_dtype(one, also)
         self._check_device(one, value)
         self.inputs.append(one)
@@ -47,7 +47,7 @@ class Call:
         one = self.take(name, value, 1, (torch.float32,))
         if one.tensor.shape != (length,):
             raise UserError(
-                f"{name} has shape {shape_told(one.tensor)}", f"pass [{length}], the number of columns of the rows"
+                f"{name} has shape {shape_text(one.tensor)}", f"pass [{length}], the number of columns of the rows"
             )
         return one
 
@@ -68,7 +68,7 @@ class Call:
         if (one.tensor.shape, one.tensor.dtype) != expected:
             description = f"{list(expected[0])} in {name_of(expected[1])}"
             raise UserError(
-                f"out has shape {shape_told(one.tensor)} in {name_of(one.tensor.dtype)}", f"pass {description}, or none"
+                f"out has shape {shape_text(one.tensor)} in {name_of(one.tensor.dtype)}", f"pass {description}, or none"
             )
         self._check_device(one, value)
         self._check_overlap(one, may_be)
@@ -89,7 +89,7 @@ class Call:
             return None
         if one.buffer is not None:
             return self.kernels._viewed(one.buffer, one.tensor.view(tuple(shape)))
-        return self.kernels._imported(_laid_out(one.tensor, shape))
+        return self.kernels._imported(_contiguous(one.tensor, shape))
 
     def rows(self, one: Operand) -> Any:
         return self.array(one, as_rows(one.tensor.shape))
@@ -103,7 +103,7 @@ class Call:
         if not plain.is_contiguous():
             plain = torch.empty_like(one.tensor, memory_format=torch.contiguous_format)
             self._copies.append((one.tensor, plain))
-        array = self.kernels._imported(_laid_out(plain, shape), written=True)
+        array = self.kernels._imported(_contiguous(plain, shape), written=True)
         self._exports.append((array, plain))
         return array
 
@@ -180,7 +180,7 @@ class Call:
                 raise UserError(f"out overlaps {one.name} in memory", f"pass separate memory{in_place}")
 
 
-def shape_told(tensor: Tensor) -> str:
+def shape_text(tensor: Tensor) -> str:
     return str(list(tensor.shape))
 
 
@@ -189,7 +189,7 @@ def as_rows(shape: torch.Size) -> Sequence[int]:
     return shape if len(shape) == 2 else (shape.numel() // shape[-1], shape[-1])
 
 
-def _laid_out(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+def _contiguous(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Make a tensor contiguous in this shape. Calls torch only if needed, since a call takes a microsecond."""
     plain = tensor if tensor.is_contiguous() else tensor.contiguous()
     return plain if plain.shape == shape else plain.view(tuple(shape))

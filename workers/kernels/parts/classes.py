@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-LEAST_COLUMNS, MOST_COLUMNS = 256, 1 << 17
+MIN_COLUMNS, MAX_COLUMNS = 256, 1 << 17
 
 
 def shape_class(operation: str, shape: Sequence[int], second: Sequence[int] = ()) -> str:
@@ -16,23 +16,23 @@ def shape_class(operation: str, shape: Sequence[int], second: Sequence[int] = ()
         return f"{'decode' if shape[-2] == 1 else 'prefill'}-s{rounded_up(second[-2])}-d{shape[-1]}"
     columns = shape[-1] if shape else 1
     rows = _product_of(shape[:-1])
-    return f"{few(rows)}x{rounded_up(columns)}"
+    return f"{row_class(rows)}x{rounded_up(columns)}"
 
 
-def few(rows: int) -> str:
+def row_class(rows: int) -> str:
     return "1" if rows <= 1 else "2-63" if rows < 64 else "64+"
 
 
 def rounded_up(size: int) -> int:
     """Round up to a power of two, within the sizes that are distinguished."""
-    return min(max(1 << max(size - 1, 0).bit_length(), LEAST_COLUMNS), MOST_COLUMNS)
+    return min(max(1 << max(size - 1, 0).bit_length(), MIN_COLUMNS), MAX_COLUMNS)
 
 
 def _product(operation: str, shape: Sequence[int], second: Sequence[int]) -> str:
     if operation == "weighted_sum_rows":
         return f"{rounded_up(second[-2])}x{rounded_up(second[-1])}"
     columns = rounded_up(second[-1]) if operation == "matmul" else 1
-    return f"{few(_product_of(shape[:-1]))}x{rounded_up(shape[-1])}x{columns}"
+    return f"{row_class(_product_of(shape[:-1]))}x{rounded_up(shape[-1])}x{columns}"
 
 
 def _product_of(sizes: Sequence[int]) -> int:

@@ -16,11 +16,11 @@ from workers.kernels import operators
 from workers.kernels.parts.classes import shape_class
 from workers.kernels.parts.fastest import backend_of
 from workers.kernels.parts.probes import Arguments, Probe, operations, probes
-from workers.kernels.tuner import BASE, REFERENCE, Measured, Situation, remember, software_of
+from workers.kernels.tuner import BASE, REFERENCE, KernelMeasurement, Situation, software_of, store_measurement
 from workers.optimizers.timing import compare_timings
 
 ROUNDS = 9
-Told = Callable[[Measured], None]
+ResultCallback = Callable[[KernelMeasurement], None]
 Call = Callable[..., Any]
 
 
@@ -31,8 +31,8 @@ def tune(
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
     compiled: bool = True,
     rounds: int = ROUNDS,
-    on_result: Told = lambda one: None,
-) -> list[Measured]:
+    on_result: ResultCallback = lambda one: None,
+) -> list[KernelMeasurement]:
     """Measure operations (default: all) with `kernels` (default: all that compute on `device` and are not interpreted).
 
     Each is measured in several sizes, forward and backward, and, if `compiled`, inside torch.compile. Results are
@@ -42,7 +42,7 @@ def tune(
     Discards everything torch.compile has compiled in this process, so call it in a separate process. Raises UserError
     for unknown names, KernelsUnavailable for named kernels that cannot compute here.
     """
-    _require_known(selected)
+    _check_operations(selected)
     base = registry.create(BASE, device)
     cases = [
         (operation, dtype, probe)
@@ -62,8 +62,8 @@ def measure(
     *,
     compiled: bool = False,
     rounds: int = ROUNDS,
-    on_result: Told = lambda one: None,
-) -> list[Measured]:
+    on_result: ResultCallback = lambda one: None,
+) -> list[KernelMeasurement]:
     """Measure each of `kernels` on each probe, as `tune` does."""
     backend = backend_of(device)
     timer, kind = Timer(backend), str(backend.kind)
@@ -72,14 +72,14 @@ def measure(
         software = software_of(one)
         for probe, dtype in cases:
             if one.supports(dtype):
-                for result in _Lab(one, probe, dtype, kind, software, timer, rounds).results(compiled):
-                    remember(result)
+                for result in _ProbeMeasurement(one, probe, dtype, kind, software, timer, rounds).results(compiled):
+                    store_measurement(result)
                     on_result(result)
                     measured.append(result)
     return measured
 
 
-def _require_known(names: Sequence[str]) -> None:
+def _check_operations(names: Sequence[str]) -> None:
     for name in names:
         if name not in operations():
             raise UserError(f"unknown operation {name!r}", nearest(name, operations()))
@@ -106,7 +106,7 @@ def _candidates(names: Sequence[str], device: torch.device) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lab:
+class _ProbeMeasurement:
     """Measurements of one implementation with one probe in one dtype."""
 
     kernels: Any
@@ -117,7 +117,7 @@ class _Lab:
     timer: Timer
     rounds: int
 
-    def results(self, compiled: bool) -> Iterator[Measured]:
+    def results(self, compiled: bool) -> Iterator[KernelMeasurement]:
         """Measure forward, its own backward if it has one, and inside torch.compile if it is faster outside."""
         forward = self.measure(_forward, check=True)
         yield forward
@@ -134,7 +134,7 @@ class _Lab:
         gradient: bool = False,
         inside: bool = False,
         check: bool = False,
-    ) -> Measured:
+    ) -> KernelMeasurement:
         shapes = (*self.probe.shapes, ())
         situation = Situation(
             self.kind, self.probe.operation, name_of(self.dtype), shape_class(self.probe.operation, *shapes[:2]),
@@ -144,12 +144,12 @@ class _Lab:
             arguments = self.probe.arguments(self.dtype, self.kernels.device)
             theirs, ours = make(self.kernels, self.probe, arguments)
             if check and not _is_right(ours(), self.probe, arguments):
-                return Measured(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+                return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
             ratio = compare_timings(theirs, ours, self.timer, self.rounds).ratio
         except PolyfleetError:
-            return Measured(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+            return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
         median, low, high = (round(value, 4) for value in ratio)
-        return Measured(situation, self.kernels.name, self.software, median, low, high)
+        return KernelMeasurement(situation, self.kernels.name, self.software, median, low, high)
 
 
 def _forward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:

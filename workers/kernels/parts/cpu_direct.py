@@ -15,7 +15,7 @@ from workers.kernels.base import KernelBackend
 from workers.kernels.parts.cpu_library import DTYPES
 
 
-class Direct(KernelBackend):
+class FastPath(KernelBackend):
     """Operations with a fast path. Their hooks may get arrays of any number of dimensions; the last is the row."""
 
     def rmsnorm(
@@ -29,26 +29,28 @@ class Direct(KernelBackend):
         out: Any = None,
     ) -> Any:
         if out is None and not offset and _plain(x, eps) and _fits(weight, x):
-            return self._compute(self._rmsnorm, x, (x, weight), (eps, 0.0, round_before_weight))
+            return self._compute_filled(self._rmsnorm, x, (x, weight), (eps, 0.0, round_before_weight))
         return super().rmsnorm(x, weight, eps, offset=offset, round_before_weight=round_before_weight, out=out)
 
     def layernorm(self, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *, out: Any = None) -> Any:
         if out is None and _plain(x, eps) and _fits(weight, x) and _fits(bias, x):
-            return self._compute(self._layernorm, x, (x, weight, bias), (eps,))
+            return self._compute_filled(self._layernorm, x, (x, weight, bias), (eps,))
         return super().layernorm(x, weight, bias, eps, out=out)
 
     def softmax(self, x: Any, *, out: Any = None) -> Any:
-        return self._compute(self._softmax, x, (x,)) if out is None and _plain(x) else super().softmax(x, out=out)
+        return (
+            self._compute_filled(self._softmax, x, (x,)) if out is None and _plain(x) else super().softmax(x, out=out)
+        )
 
     def silu(self, x: Any, *, out: Any = None) -> Any:
-        return self._compute(self._silu, x, (x,)) if out is None and _plain(x) else super().silu(x, out=out)
+        return self._compute_filled(self._silu, x, (x,)) if out is None and _plain(x) else super().silu(x, out=out)
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None) -> Any:
         if out is None and _plain(gate) and _plain(up) and gate.shape == up.shape and gate.dtype is up.dtype:
-            return self._compute(self._swiglu, gate, (gate, up))
+            return self._compute_filled(self._swiglu, gate, (gate, up))
         return super().swiglu(gate, up, out=out)
 
-    def _compute(
+    def _compute_filled(
         self, hook: Callable[..., object], like: Tensor, arrays: tuple[Any, ...], options: tuple[Any, ...] = ()
     ) -> Tensor:
         out = torch.empty_like(like)

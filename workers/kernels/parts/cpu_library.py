@@ -55,7 +55,7 @@ class Compiled:
             function.argtypes = [_KINDS[letter] for letter in letters.replace(" ", "")]
             function.restype = ctypes.c_int
             if letters:
-                function.errcheck = _checked
+                function.errcheck = _check_status
             setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -65,7 +65,7 @@ class Compiled:
 def compiled(simd: bool) -> Compiled:
     """Return the library, built once per node and loaded once per process. Raises KernelsUnavailable."""
     try:
-        return _made(_loaded(simd))
+        return _bind_functions(_load(simd))
     except NativeUnavailable as e:
         raise KernelsUnavailable("cpu", e.reason, "install g++, or use kernels 'torch'") from e
 
@@ -74,17 +74,17 @@ def flags(simd: bool) -> tuple[str, ...]:
     return FLAGS if simd else (*FLAGS, *SCALAR_FLAGS)
 
 
-def _loaded(simd: bool) -> ctypes.CDLL:
+def _load(simd: bool) -> ctypes.CDLL:
     name = "kernels" if simd else "kernels_scalar"
     return native.library(name, [SOURCES / f"{file}.cpp" for file in FILES], flags(simd))
 
 
 @cache
-def _made(loaded: ctypes.CDLL) -> Compiled:
+def _bind_functions(loaded: ctypes.CDLL) -> Compiled:
     return Compiled(loaded)
 
 
-def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
+def _check_status(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
     if status == 1:
         raise MemoryError(_STATUS[status])
     if status:

@@ -13,18 +13,18 @@ from workers.libraries.library import EffectCheck
 
 PACKED = re.compile(r"\b(?:v?(?:add|sub|mul|div|fn?m(?:add|sub)\d*)ps\s|f(?:add|sub|mul|div|mla|mls)\s+v\d+\.[24]s)")
 """Arithmetic on several float32 at once: SSE, AVX and AVX-512 of x86, NEON of ARM."""
-WIDEST = (("zmm", 16), ("ymm", 8), ("xmm", 4))
+VECTOR_REGISTERS = (("zmm", 16), ("ymm", 8), ("xmm", 4))
 VALUES = 1 << 20
 DISASSEMBLY_LIMIT_S = 60.0
-TRIES = 200
+MAX_CALLS = 200
 """Maximum calls until a second thread takes part: on a busy machine it may wake up late."""
 
 
 def simd(expected: bool) -> EffectCheck:
     """Check the loaded library for vector instructions, else compare its speed with a build without vectors."""
     library = compiled(expected)
-    disassembly = _disassembled(library.path)
-    is_vectorized, evidence = _counted(library, disassembly) if disassembly else _timed(library)
+    disassembly = _disassemble(library.path)
+    is_vectorized, evidence = _check_instructions(library, disassembly) if disassembly else _check_speed(library)
     return EffectCheck("cpu kernels: use_simd", expected, is_vectorized == expected, evidence)
 
 
@@ -33,7 +33,7 @@ def parallel(expected: bool, library: Compiled, threads: int) -> EffectCheck:
     x = torch.ones(VALUES)
     out = torch.empty_like(x)
     active_threads = 0
-    for _ in range(TRIES if expected and threads > 1 else 1):
+    for _ in range(MAX_CALLS if expected and threads > 1 else 1):
         library.silu(0, x.data_ptr(), out.data_ptr(), VALUES, threads)
         active_threads = max(active_threads, library.threads_of_last_call())
         if active_threads > 1:
@@ -42,7 +42,7 @@ def parallel(expected: bool, library: Compiled, threads: int) -> EffectCheck:
     return EffectCheck("cpu kernels: use_parallel", expected, (active_threads > 1) == expected, evidence)
 
 
-def _disassembled(path: Path) -> str:
+def _disassemble(path: Path) -> str:
     """Disassemble a library. Return "" without objdump, or if the file was temporary and is already deleted."""
     if not shutil.which("objdump") or not path.is_file():
         return ""
@@ -54,16 +54,16 @@ def _disassembled(path: Path) -> str:
     return "" if result.returncode else result.stdout
 
 
-def _counted(library: Compiled, disassembly: str) -> tuple[bool, str]:
+def _check_instructions(library: Compiled, disassembly: str) -> tuple[bool, str]:
     lines = [line for line in disassembly.splitlines() if PACKED.search(line)]
-    by_width = {name: sum(f"%{name}" in line for line in lines) for name, _ in WIDEST}
+    by_width = {name: sum(f"%{name}" in line for line in lines) for name, _ in VECTOR_REGISTERS}
     counts = ", ".join(f"{count} on {name}" for name, count in by_width.items() if count) or "in NEON's registers"
     if not lines:
         return False, f"no packed float32 arithmetic in {library.path.name}"
     return library.lanes() > 1, f"{len(lines)} packed float32 instructions in {library.path.name}: {counts}"
 
 
-def _timed(library: Compiled) -> tuple[bool, str]:
+def _check_speed(library: Compiled) -> tuple[bool, str]:
     plain = compiled(False)
     vector_s, plain_s = (_best_s(one) for one in (library, plain))
     return (

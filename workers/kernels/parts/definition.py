@@ -50,15 +50,15 @@ Source: docs.pytorch.org/docs/stable/amp.html, "Autocast Op Reference".
 
 
 @cache
-def defined() -> Any:
+def define_operators() -> Any:
     """Define the operators once per process. Return them by name, without torch's overload resolution per call."""
     library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
-    _KEPT.append(library)
+    _LIBRARIES.append(library)
     for name, schema in SCHEMAS.items():
         library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
-        library.impl(name, _computing(name), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        library.impl(name, _make_kernel(name), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"{NAMESPACE}::{name}", getattr(fakes, name), lib=library)
-        backward, setup = gradients_of.TABLE.get(name, (_refuse(name), None))
+        backward, setup = gradients_of.TABLE.get(name, (_refuse_second_gradient(name), None))
         torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup, lib=library)
     for device in AUTOCAST:
         for name in (*IN_FLOAT32, *IN_LOWER):
@@ -66,18 +66,18 @@ def defined() -> Any:
     return SimpleNamespace(**{name: getattr(torch.ops.polyfleet, name).default for name in SCHEMAS})
 
 
-_KEPT: list[torch.library.Library] = []
+_LIBRARIES: list[torch.library.Library] = []
 
 
 def needs_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def at_once(first: Tensor, *others: Tensor | None) -> bool:
+def can_call_directly(first: Tensor, *others: Tensor | None) -> bool:
     """Return whether kernels can be called without torch's dispatcher, which takes 15 µs: tracing, autocast, function
     transforms and gradients are all inactive.
     """
-    if torch.compiler.is_compiling() or needs_gradients(first, *others) or type(first) not in PLAIN:
+    if torch.compiler.is_compiling() or needs_gradients(first, *others) or type(first) not in TENSOR_TYPES:
         return False
     return not (
         torch._C._len_torch_dispatch_stack()
@@ -86,24 +86,24 @@ def at_once(first: Tensor, *others: Tensor | None) -> bool:
     )
 
 
-PLAIN = (Tensor, torch.nn.Parameter)
+TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def kernels_of(name: str, device: torch.device) -> Any:
     """Return the kernels for a device, created once per process. Raises as kernel_choice.init_kernels."""
     key = name, device
-    kernels = _MADE.get(key)
+    kernels = _KERNELS.get(key)
     if kernels is None:
         from workers.kernels.kernel_choice import init_kernels
 
-        kernels = _MADE[key] = init_kernels(name, device=device)
+        kernels = _KERNELS[key] = init_kernels(name, device=device)
     return kernels
 
 
-_MADE: dict[tuple[str, torch.device], Any] = {}
+_KERNELS: dict[tuple[str, torch.device], Any] = {}
 
 
-def _computing(name: str) -> Callable[..., Any]:
+def _make_kernel(name: str) -> Callable[..., Any]:
     compute = getattr(_Compute, name)
 
     def kernel(*arguments: Any) -> Any:
@@ -123,7 +123,7 @@ class _Compute:
 
     @staticmethod
     def rmsnorm_backward(k: Any, grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Any:
-        return _all(x, k.rmsnorm_backward(grad, x, weight, eps, offset=offset))
+        return _without_missing(x, k.rmsnorm_backward(grad, x, weight, eps, offset=offset))
 
     @staticmethod
     def layernorm(k: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
@@ -133,7 +133,7 @@ class _Compute:
     def layernorm_backward(
         k: Any, grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Any:
-        return _all(x, k.layernorm_backward(grad, x, weight, bias, eps))
+        return _without_missing(x, k.layernorm_backward(grad, x, weight, bias, eps))
 
     @staticmethod
     def softmax(k: Any, x: Tensor) -> Any:
@@ -203,12 +203,12 @@ class _Compute:
         return k.attention_backward(grad, q, key, v, out, lse, scale=scale, mask=mask, causal=causal)
 
 
-def _all(like: Tensor, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+def _without_missing(like: Tensor, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
     """Replace missing gradients by empty tensors, since an operator must return every result."""
     return tuple(like.new_empty(0) if one is None else one for one in grads)
 
 
-def _refuse(name: str) -> Callable[..., Any]:
+def _refuse_second_gradient(name: str) -> Callable[..., Any]:
     operation = name.removesuffix("_backward")
 
     def backward(ctx: Any, *grads: Tensor) -> Any:

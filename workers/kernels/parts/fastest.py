@@ -11,7 +11,7 @@ from workers import kernels as registry
 from workers.backends.parts.precision import name_of
 from workers.kernels.base import KernelBackend
 from workers.kernels.parts.classes import shape_class
-from workers.kernels.tuner import BASE, Situation, choices, software_of
+from workers.kernels.tuner import BASE, Situation, fastest_choices, software_of
 
 Optional = Tensor | None
 
@@ -30,7 +30,7 @@ class Fastest(KernelBackend):
         self._implementations: dict[str, KernelBackend] = {BASE: self._base}
         super().__init__(self._base.device)
         self.kind = kind_of(self.device)
-        self._choices = _agreed(self.kind, choices(self.kind, self._software()))
+        self._choices = _shared_choices(self.kind, fastest_choices(self.kind, self._software()))
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -97,7 +97,9 @@ class Fastest(KernelBackend):
 
     def _rope(self, x_BTD: Tensor, cos_SP: Tensor, sin_SP: Tensor, out_BTD: Tensor, position: int, pairs: bool) -> None:
         layout = "pairs" if pairs else "halves"
-        self.select("apply_rope", x_BTD).apply_rope(x_BTD, cos_SP, sin_SP, position=position, layout=layout, out=out_BTD)
+        self.select("apply_rope", x_BTD).apply_rope(
+            x_BTD, cos_SP, sin_SP, position=position, layout=layout, out=out_BTD
+        )
 
     def _scores(self, q_BHTD: Tensor, k_BGSD: Tensor, out_BHTS: Tensor, scale: float) -> None:
         chosen = self.select("compute_attention_scores", q_BHTD, k_BGSD)
@@ -188,7 +190,7 @@ def backend_of(device: torch.device) -> Any:
     return backends.create("cpu")
 
 
-def _agreed(kind: str, own_choices: dict[Situation, str]) -> dict[Situation, str]:
+def _shared_choices(kind: str, own_choices: dict[Situation, str]) -> dict[Situation, str]:
     """Return the choices for this kind that the first of several ranks has published, else our own."""
     import torch.distributed as dist
 

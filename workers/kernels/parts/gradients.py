@@ -15,7 +15,7 @@ from cluster.errors import UserError
 from workers.kernels.parts import formulas
 from workers.kernels.parts.arrays import Operand
 from workers.kernels.parts.attention import Attention, attention_mask, attention_scale, heads_of
-from workers.kernels.parts.calls import Call, shape_told
+from workers.kernels.parts.calls import Call, shape_text
 from workers.kernels.parts.checks import number
 from workers.kernels.parts.products import Products
 from workers.kernels.parts.rows import Rows
@@ -36,9 +36,9 @@ class Gradients(Products, Rows, Attention):
         scale = call.vector("weight", weight, rows.tensor.shape[-1])
         eps, offset = number("eps", eps, least=0.0), number("offset", offset)
         if not rows.tensor.numel():
-            return _nothing(rows, scale)
+            return _zero_gradients(rows, scale)
         grads = self._compute(call, self._rmsnorm_backward, _rows(g), _rows(rows), _vector(scale), eps, offset)
-        return _shaped((rows, scale), grads)
+        return _as_callers_arrays((rows, scale), grads)
 
     def layernorm_backward(
         self, grad: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
@@ -49,11 +49,11 @@ class Gradients(Products, Rows, Attention):
         scale, shift = call.vector("weight", weight, columns), call.vector("bias", bias, columns)
         eps = number("eps", eps, least=0.0)
         if not rows.tensor.numel():
-            return _nothing(rows, scale, shift)
+            return _zero_gradients(rows, scale, shift)
         grads = self._compute(
             call, self._layernorm_backward, _rows(g), _rows(rows), _vector(scale), shift is not None, eps
         )
-        return _shaped((rows, scale, shift), grads)
+        return _as_callers_arrays((rows, scale, shift), grads)
 
     def softmax_backward(self, grad: Any, y: Any) -> Any:
         """Return the gradient of x, computed from the forward's result y."""
@@ -68,11 +68,13 @@ class Gradients(Products, Rows, Attention):
         ups = call.take("up", up, 1)
         if ups.tensor.shape != gates.tensor.shape:
             raise UserError(
-                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "pass two of one shape"
+                f"gate has shape {shape_text(gates.tensor)}, up {shape_text(ups.tensor)}", "pass two of one shape"
             )
         if not gates.tensor.numel():
-            return _nothing(gates, ups)
-        return _shaped((gates, ups), self._compute(call, self._swiglu_backward, _rows(g), _rows(gates), _rows(ups)))
+            return _zero_gradients(gates, ups)
+        return _as_callers_arrays(
+            (gates, ups), self._compute(call, self._swiglu_backward, _rows(g), _rows(gates), _rows(ups))
+        )
 
     def apply_rope_backward(self, grad: Any, cos: Any, sin: Any, *, position: int = 0, layout: str = "halves") -> Any:
         """Return the gradient of x, by the reverse rotation. The tables have no gradient."""
@@ -80,7 +82,7 @@ class Gradients(Products, Rows, Attention):
 
     def matmul_backward(self, grad: Any, a: Any, b: Any) -> tuple[Any, Any]:
         """Return gradients of a and b with the leading dimensions of `grad`: sum those that were broadcast."""
-        return self.matmul(grad, _turned(b)), self.matmul(_turned(a), grad)
+        return self.matmul(grad, _transposed(b)), self.matmul(_transposed(a), grad)
 
     def attention_backward(
         self,
@@ -112,7 +114,7 @@ class Gradients(Products, Rows, Attention):
             _require_shape(one, shape)
         mask_operand = attention_mask(call, mask, queries, many) if mask is not None else None
         if not full_shape.numel() or not many:
-            return _nothing(queries, keys, values)
+            return _zero_gradients(queries, keys, values)
         shape_q, shape_k = (batch, heads, length), (batch, groups, many)
         grads = self._compute(
             call,
@@ -127,13 +129,13 @@ class Gradients(Products, Rows, Attention):
             attention_scale(scale, width),
             bool(causal),
         )
-        return _shaped((queries, keys, values), grads)
+        return _as_callers_arrays((queries, keys, values), grads)
 
     def _each_backward(self, name: str, value: Any, grad: Any, hook: Any) -> Any:
         call, rows, g = self._take_with_grad(name, value, grad)
         if not rows.tensor.numel():
-            return _nothing(rows)[0]
-        return _shaped((rows,), (self._compute(call, hook, _rows(g), _rows(rows)),))[0]
+            return _zero_gradients(rows)[0]
+        return _as_callers_arrays((rows,), (self._compute(call, hook, _rows(g), _rows(rows)),))[0]
 
     def _take_with_grad(self, name: str, value: Any, grad: Any) -> tuple[Call, Operand, Operand]:
         call = Call(self)
@@ -198,11 +200,11 @@ def _as(one: Operand, shape: Sequence[int]) -> Tensor:
     return one.tensor.contiguous().view(tuple(shape))
 
 
-def _nothing(*of: Operand | None) -> tuple[Any, ...]:
-    return _shaped(of, [None if one is None else torch.zeros_like(one.tensor) for one in of])
+def _zero_gradients(*of: Operand | None) -> tuple[Any, ...]:
+    return _as_callers_arrays(of, [None if one is None else torch.zeros_like(one.tensor) for one in of])
 
 
-def _shaped(of: Sequence[Operand | None], grads: Sequence[Optional]) -> tuple[Any, ...]:
+def _as_callers_arrays(of: Sequence[Operand | None], grads: Sequence[Optional]) -> tuple[Any, ...]:
     """Convert gradients to the shapes, dtypes and libraries of the caller's arrays."""
     return tuple(
         None if one is None or grad is None else one.returned(grad.to(one.tensor.dtype).view(one.tensor.shape))
@@ -212,8 +214,8 @@ def _shaped(of: Sequence[Operand | None], grads: Sequence[Optional]) -> tuple[An
 
 def _require_shape(one: Operand, shape: Sequence[int]) -> None:
     if one.tensor.shape != torch.Size(shape):
-        raise UserError(f"{one.name} has shape {shape_told(one.tensor)}", f"pass {list(shape)}")
+        raise UserError(f"{one.name} has shape {shape_text(one.tensor)}", f"pass {list(shape)}")
 
 
-def _turned(value: Any) -> Any:
+def _transposed(value: Any) -> Any:
     return value.swapaxes(-1, -2)

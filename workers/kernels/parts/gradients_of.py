@@ -13,7 +13,7 @@ def _ops() -> Any:
     return torch.ops.polyfleet
 
 
-def _only(has_gradient: bool, grad: Tensor) -> Tensor | None:
+def _or_none(has_gradient: bool, grad: Tensor) -> Tensor | None:
     return grad if has_gradient else None
 
 
@@ -25,7 +25,7 @@ def _keep_rmsnorm(ctx: Any, inputs: Any, output: Any) -> None:
 def _rmsnorm(ctx: Any, grad: Tensor) -> Any:
     x, weight = ctx.saved_tensors
     grads = _ops().rmsnorm_backward(grad, x, weight, ctx.eps, ctx.offset, ctx.kernels)
-    return grads[0], _only(weight is not None, grads[1]), None, None, None, None
+    return grads[0], _or_none(weight is not None, grads[1]), None, None, None, None
 
 
 def _keep_layernorm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -36,7 +36,7 @@ def _keep_layernorm(ctx: Any, inputs: Any, output: Any) -> None:
 def _layernorm(ctx: Any, grad: Tensor) -> Any:
     x, weight, bias = ctx.saved_tensors
     grads = _ops().layernorm_backward(grad, x, weight, bias, ctx.eps, ctx.kernels)
-    return grads[0], _only(weight is not None, grads[1]), _only(bias is not None, grads[2]), None, None
+    return grads[0], _or_none(weight is not None, grads[1]), _or_none(bias is not None, grads[2]), None, None
 
 
 def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:

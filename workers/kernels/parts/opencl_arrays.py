@@ -30,7 +30,7 @@ class Array:
         return self.shape.numel()
 
 
-def imported(driver: Driver, tensor: Tensor, written: bool) -> Array:
+def import_tensor(driver: Driver, tensor: Tensor, written: bool) -> Array:
     """Make an Array of a contiguous tensor: on a CPU its own memory, else a new buffer with a copy unless `written`."""
     flags = driver.cl.mem_flags
     if not tensor.numel():
@@ -45,22 +45,22 @@ def imported(driver: Driver, tensor: Tensor, written: bool) -> Array:
     return Array(buffer, tensor.shape, tensor.dtype)
 
 
-def copied(driver: Driver, tensor: Tensor) -> Any:
+def copy_tensor(driver: Driver, tensor: Tensor) -> Any:
     """Create a buffer in the driver's memory with the values of a contiguous tensor."""
     _require_fits(driver, tensor.nbytes)
     flags = driver.cl.mem_flags
     if not tensor.numel():
-        return empty(driver, 0)
+        return allocate(driver, 0)
     return driver.cl.Buffer(driver.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=as_bytes(tensor))
 
 
-def empty(driver: Driver, nbytes: int) -> Any:
+def allocate(driver: Driver, nbytes: int) -> Any:
     """Allocate a buffer in the driver's memory, at least 4 bytes."""
     _require_fits(driver, nbytes)
     return driver.cl.Buffer(driver.context, driver.cl.mem_flags.READ_WRITE, max(nbytes, 4))
 
 
-def bring(driver: Driver, array: Array, tensor: Tensor) -> None:
+def copy_back(driver: Driver, array: Array, tensor: Tensor) -> None:
     """Wait for the computation, and copy its result into the tensor unless they share memory."""
     if not tensor.numel():
         return

@@ -20,17 +20,17 @@ SOURCES = Path(__file__).parents[1] / "sources"
 FORMS = ("items", "groups")
 GROUP, TILE, EACH = 256, 16, 1024
 POCL = "Portable Computing Language"
-LEAST_FREE_BYTES = 32 << 20
+MIN_FREE_BYTES = 32 << 20
 NO_BINDING = "pyopencl is not installed: pip install 'polyfleet[opencl]'"
 NO_DRIVER = "no OpenCL driver is installed, such as pocl-opencl-icd for CPUs or the GPU vendor's"
 
 
-def binding() -> ModuleType:
+def import_pyopencl() -> ModuleType:
     """Import pyopencl. Raises KernelsFailed if PoCL has no folder for compiled programs: without one it would end the
     process.
     """
     folder = os.environ.get("POCL_CACHE_DIR")
-    if folder is None or _refused(Path(folder)):
+    if folder is None or _unwritable_reason(Path(folder)):
         os.environ["POCL_CACHE_DIR"] = str(_programs_folder())
     import pyopencl
 
@@ -42,12 +42,12 @@ def _programs_folder() -> Path:
     folder = cache() / "opencl"
     with suppress(OSError, UserError):
         private_dir(folder)
-    if not (why := _refused(folder)):
+    if not (why := _unwritable_reason(folder)):
         return folder
     with suppress(OSError):
         other = Path(tempfile.mkdtemp(prefix="pf-opencl-"))
         atexit.register(shutil.rmtree, other, ignore_errors=True)
-        if not (why := _refused(other)):
+        if not (why := _unwritable_reason(other)):
             return other
     raise KernelsFailed(
         "opencl",
@@ -56,14 +56,14 @@ def _programs_folder() -> Path:
     )
 
 
-def _refused(folder: Path) -> str:
+def _unwritable_reason(folder: Path) -> str:
     """Return why programs cannot be written to `folder`, or ""."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
             free_bytes = shutil.disk_usage(folder).free
     except OSError as e:
         return f"{folder}: {e.strerror}"
-    return f"{folder} has {free_bytes} bytes free; {LEAST_FREE_BYTES} are needed" * (free_bytes < LEAST_FREE_BYTES)
+    return f"{folder} has {free_bytes} bytes free; {MIN_FREE_BYTES} are needed" * (free_bytes < MIN_FREE_BYTES)
 
 
 def unavailable_reason() -> str:
@@ -80,7 +80,7 @@ def unavailable_reason() -> str:
 
 def devices() -> list[Any]:
     """Return the usable devices: GPUs first, then accelerators, then CPUs."""
-    cl = binding()
+    cl = import_pyopencl()
     order = (cl.device_type.GPU, cl.device_type.ACCELERATOR, cl.device_type.CPU)
     try:
         all_devices = [one for platform in cl.get_platforms() for one in platform.get_devices()]
@@ -90,7 +90,7 @@ def devices() -> list[Any]:
     return sorted(usable, key=lambda one: next(n for n, kind in enumerate(order) if one.type & kind))
 
 
-def chosen(name: str) -> Any:
+def find_device(name: str) -> Any:
     """Return the first device whose name contains `name`, in any case. Raises UserError if there is none."""
     available = devices()
     names = [one.name for one in available]
@@ -104,7 +104,7 @@ class Driver:
     """A device with one in-order queue. Launches from several threads are serialised."""
 
     def __init__(self, device: Any, form: str):
-        cl = self.cl = binding()
+        cl = self.cl = import_pyopencl()
         self.on_cpu = bool(device.type & cl.device_type.CPU)
         if form not in ("", *FORMS):
             raise UserError(f"unknown form {form!r}", nearest(form, FORMS))
@@ -154,7 +154,7 @@ class Driver:
         masks = {"MASK_BOOL": 1, "MASK_F32": 2, "MASK_T": 3}
         values = [f"-D{name}={value}" for name, value in (sizes | masks).items()]
         options = ["-w", f"-DT_{rows}", f"-DW_{weights}", *values]  # -w: PoCL warns about vectors wider than the CPU's
-        if self.device.platform.name == POCL and (why := _refused(Path(os.environ["POCL_CACHE_DIR"]))):
+        if self.device.platform.name == POCL and (why := _unwritable_reason(Path(os.environ["POCL_CACHE_DIR"]))):
             raise KernelsFailed("opencl", f"a compiled program cannot be stored: {why}", "free disk space there")
         text = "\n".join((SOURCES / f"{name}.cl").read_text() for name in self._files(program))
         unbuilt = self.cl.Program(self.context, text)

@@ -16,7 +16,7 @@ Shapes = tuple[tuple[int, ...], ...]
 EPS = 1e-6
 ROWS = (1, 16, 256, 4096)
 COLUMNS = (1024, 4096, 16384, 65536, 131072)
-MOST_ON_THE_CPU, MOST_ON_OTHERS = 1 << 22, 1 << 28
+MAX_ELEMENTS_ON_CPU, MAX_ELEMENTS_ON_OTHERS = 1 << 22, 1 << 28
 """Maximum elements of a matrix of rows: on the CPU some milliseconds of work."""
 
 
@@ -65,7 +65,7 @@ class Probe:
 def probes(operation: str, device: torch.device) -> Iterator[Probe]:
     """Iterate over sizes from each class of shapes that occurs in models."""
     if operation not in _SIZES:
-        most = MOST_ON_THE_CPU if device.type == "cpu" else MOST_ON_OTHERS
+        most = MAX_ELEMENTS_ON_CPU if device.type == "cpu" else MAX_ELEMENTS_ON_OTHERS
         for rows, columns in ((r, c) for r in ROWS for c in COLUMNS if r * c <= most):
             vectors = {"rmsnorm": 1, "layernorm": 2}.get(operation, 0)
             matrices = 2 if operation == "swiglu" else 1

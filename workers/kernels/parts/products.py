@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.errors import UserError
 from workers.kernels.parts.arrays import Operand
-from workers.kernels.parts.calls import Call, shape_told
+from workers.kernels.parts.calls import Call, shape_text
 from workers.kernels.parts.device import Device
 
 
@@ -34,10 +34,10 @@ class Products(Device):
             size = batch.numel()
             arrays = (
                 call.array(
-                    _spread(left, batch, 2, a_transposed), (size, depth, rows) if a_transposed else (size, rows, depth)
+                    _expand(left, batch, 2, a_transposed), (size, depth, rows) if a_transposed else (size, rows, depth)
                 ),
                 call.array(
-                    _spread(right, batch, 2, b_transposed),
+                    _expand(right, batch, 2, b_transposed),
                     (size, columns, depth) if b_transposed else (size, depth, columns),
                 ),
                 call.written(filled, (size, rows, columns)),
@@ -57,8 +57,8 @@ class Products(Device):
             if right.tensor.dim() == 1:
                 rows, batch = rows * batch.numel(), torch.Size()
             size = batch.numel()
-            array_a = call.array(_spread(left, batch, 2), (size, rows, depth))
-            array_x = call.array(_spread(right, batch, 1), (size, depth))
+            array_a = call.array(_expand(left, batch, 2), (size, rows, depth))
+            array_x = call.array(_expand(right, batch, 1), (size, depth))
             call.run(self._matmul_vec, array_a, array_x, call.written(filled, (size, rows)))
         return call.result(filled)
 
@@ -72,8 +72,8 @@ class Products(Device):
         filled = call.output(out, (*batch, width))
         if filled.tensor.numel():
             size = batch.numel()
-            array_w = call.array(_spread(left, batch, 1), (size, length))
-            array_r = call.array(_spread(right, batch, 2), (size, length, width))
+            array_w = call.array(_expand(left, batch, 1), (size, length))
+            array_r = call.array(_expand(right, batch, 2), (size, length, width))
             call.run(self._weighted_sum_rows, array_w, array_r, call.written(filled, (size, width)))
         return call.result(filled)
 
@@ -92,7 +92,7 @@ class Products(Device):
 
 def _require_equal(a: Operand, of_a: int, b: Operand, of_b: int) -> None:
     if a.tensor.shape[of_a] != b.tensor.shape[of_b]:
-        shapes = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
+        shapes = f"{a.name} has shape {shape_text(a.tensor)}, {b.name} {shape_text(b.tensor)}"
         remedy = f"dimension {of_a} of {a.name} and {of_b} of {b.name} must be equal"
         raise UserError(shapes, remedy)
 
@@ -102,11 +102,11 @@ def _batch(a: Operand, b: Operand, dims_a: int, dims_b: int) -> torch.Size:
     try:
         return torch.Size(torch.broadcast_shapes(a.tensor.shape[:-dims_a], b.tensor.shape[:-dims_b]))  # type: ignore[no-untyped-call]
     except RuntimeError:
-        shapes = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
+        shapes = f"{a.name} has shape {shape_text(a.tensor)}, {b.name} {shape_text(b.tensor)}"
         raise UserError(shapes, "leading dimensions must be equal, or 1") from None
 
 
-def _spread(one: Operand, batch: Sequence[int], dims: int, transposed: bool = False) -> Operand:
+def _expand(one: Operand, batch: Sequence[int], dims: int, transposed: bool = False) -> Operand:
     """Expand to the leading dimensions of the result (if any), transposed as it is in memory."""
     own = one.tensor.shape[:-dims]
     if one.buffer is not None:

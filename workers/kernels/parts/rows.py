@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cluster.errors import UserError, nearest
-from workers.kernels.parts.calls import Call, shape_told
+from workers.kernels.parts.calls import Call, shape_text
 from workers.kernels.parts.checks import count, number
 from workers.kernels.parts.device import Device
 
@@ -79,7 +79,7 @@ class Rows(Device):
         ups = call.take("up", up, 1)
         if gates.tensor.shape != ups.tensor.shape:
             raise UserError(
-                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "pass two of one shape"
+                f"gate has shape {shape_text(gates.tensor)}, up {shape_text(ups.tensor)}", "pass two of one shape"
             )
         filled = call.like(out, gates, (gates, ups))
         if gates.tensor.numel():
@@ -153,7 +153,7 @@ class Rows(Device):
 
 def _require_tables(cos: Any, sin: Any, position: int, length: int, width: int) -> None:
     if cos.dim() != 2 or cos.shape != sin.shape or cos.dtype != sin.dtype:
-        shapes = f"{shape_told(cos)} {cos.dtype} and {shape_told(sin)} {sin.dtype}"
+        shapes = f"{shape_text(cos)} {cos.dtype} and {shape_text(sin)} {sin.dtype}"
         raise UserError(f"cos and sin have shapes {shapes}", "pass two tables [positions, pairs] of one dtype")
     positions, pairs = cos.shape
     if not 1 <= pairs <= width // 2:

@@ -13,12 +13,12 @@ from workers.kernels.resources import (
     NUMBERS,
     SOURCES,
     Resources,
+    compile_configurations,
     installed,
-    launchable,
+    launchable_configurations,
     major_minor,
-    measured,
+    refused_rows,
     source_hashes,
-    spilling,
 )  # fmt: skip
 
 COMMITTED = SOURCES / "resources.json"
@@ -44,7 +44,7 @@ def data_of(rows: Sequence[Resources], before: Data | None = None) -> Data:
     """Return the content of sources/resources.json, including lines of `before`, if it is of the same sources, that the
     table still needs. Raises UserError for rows that must not be launched.
     """
-    if refused := spilling(rows):
+    if refused := refused_rows(rows):
         examples = "; ".join(f"{row.target} {row.dtype} {row.config}: {row.refused}" for row in refused[:5])
         raise UserError(
             f"{len(refused)} configurations must not be launched: {examples}", "choose other configurations"
@@ -52,7 +52,9 @@ def data_of(rows: Sequence[Resources], before: Data | None = None) -> Data:
     new = {(f"{row.target} {row.dtype}", str(row.config)): [getattr(row, name) for name in NUMBERS] for row in rows}
     retained = _lines(before)
     lines: dict[str, dict[str, list[int]]] = {}
-    for job in launchable(table.COMMITTED, table.CLUSTERS_SINCE) + launchable(table.COMMITTED, (0, 0)):
+    for job in launchable_configurations(table.COMMITTED, table.CLUSTERS_SINCE) + launchable_configurations(
+        table.COMMITTED, (0, 0)
+    ):
         key = f"{job.target} {job.dtype}", str(job.config)
         if key in new or key in retained:
             lines.setdefault(key[0], {})[key[1]] = new[key] if key in new else retained[key]
@@ -94,9 +96,9 @@ def write(targets: Sequence[str] = table.COMMITTED) -> None:
     """
     before = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
     existing = _lines(before)
-    jobs = launchable(targets, major_minor(installed()))
+    jobs = launchable_configurations(targets, major_minor(installed()))
     lacking = [job for job in jobs if (f"{job.target} {job.dtype}", str(job.config)) not in existing]
-    data = data_of(measured(lacking), before)
+    data = data_of(compile_configurations(lacking), before)
     COMMITTED.write_text(_text(data))
     PAGE.write_text(page(data))
 

@@ -22,7 +22,7 @@ INTEGERS = {"R", "C", "N", "D", "P", "K", "M", "T", "S", "H", "share", "position
 FLOATS = {"eps", "offset", "scale"}
 MULTIPLES_OF_16 = {"C", "N", "D", "P", "K", "M", "T", "S", "stride_b", "stride_h", "stride_t"}
 """Sizes that Triton is told are multiples of 16, if they are: it then moves 16 bytes per lane."""
-ALL = {"HAS_WEIGHT": True, "HAS_BIAS": True, "HAS_LSE": True, "ROUNDED": True, "REST": True, "IN_FLOAT32": False}
+ALL_FLAGS = {"HAS_WEIGHT": True, "HAS_BIAS": True, "HAS_LSE": True, "ROUNDED": True, "REST": True, "IN_FLOAT32": False}
 """Compile-time flags with which a program needs most registers."""
 
 WITH_TILES = {table.PRODUCTS, table.ATTENTION}
@@ -42,16 +42,16 @@ def variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[b
     if config.kernel == "attention_delta":
         return [(True, {"E": config.blocks[-1]})]
     if config.module == table.ATTENTION:
-        return _of_attention(config, dtype, on)
+        return _attention_variants(config, dtype, on)
     if config.kernel == "rope":
         return [(False, {"PAIRS": True}), (True, {"PAIRS": True}), (True, {"PAIRS": False})]
     if config.module in (table.NORMS, table.BACKWARD) and config.kernel.endswith("_rows"):
         direction = "backward" if config.module == table.BACKWARD else "forward"
-        return [(True, {})] if config.blocks[1] > table.WIDEST_ODD[direction] else [(False, {}), (True, {})]
+        return [(True, {})] if config.blocks[1] > table.MAX_UNALIGNED_COLUMNS[direction] else [(False, {}), (True, {})]
     return [(False, {}), (True, {})]
 
 
-def _of_attention(config: table.Config, dtype: str, on: table.Target) -> list[tuple[bool, Flags]]:
+def _attention_variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[bool, Flags]]:
     """Variants of attention: a configuration may serve plain calls, calls with masks and odd heads, or both."""
     width, itemsize, result = config.blocks[-1], 4 if dtype == "fp32" else 2, []
     plain, padded, odd = ({"D": width - less, "E": width - less, "CAUSAL": True} for less in (0, 8, 6))
@@ -62,12 +62,12 @@ def _of_attention(config: table.Config, dtype: str, on: table.Target) -> list[tu
     return result
 
 
-def compiled(config: table.Config, dtype: str, on: table.Target, aligned: bool, flags: Flags) -> Any:
+def compile_variant(config: table.Config, dtype: str, on: table.Target, aligned: bool, flags: Flags) -> Any:
     import triton
     from triton.compiler import ASTSource
 
     kernel = getattr(importlib.import_module(f"workers.kernels.sources.{config.module}"), config.kernel)
-    values = ALL | flags | config.named()
+    values = ALL_FLAGS | flags | config.named()
     signature, constants, attributes = {}, {}, {}
     for number, parameter in enumerate(kernel.params):
         name = parameter.name
@@ -103,10 +103,10 @@ def _gpu(on: table.Target) -> Any:
     return GPUTarget("hip", on.name, on.lanes)
 
 
-def measured(made: Any) -> tuple[int, int, int]:
+def read_resources(made: Any) -> tuple[int, int, int]:
     """Return (registers per thread, spilled registers, bytes of shared memory per program)."""
     if "cubin" in made.asm:
-        return (*_of_cubin(made.asm["cubin"]), made.metadata.shared)
+        return (*_cubin_resources(made.asm["cubin"]), made.metadata.shared)
     text = made.asm["amdgcn"]
     registers, spills = (int(re.findall(rf"\.vgpr_{what}:\s*(\d+)", text)[-1]) for what in ("count", "spill_count"))
     return registers, spills, made.metadata.shared
@@ -119,22 +119,22 @@ def _tools() -> Path:
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def _of_cubin(cubin: bytes) -> tuple[int, int]:
+def _cubin_resources(cubin: bytes) -> tuple[int, int]:
     """Read registers with cuobjdump, and count spills: loads and stores of local memory, otherwise unused here."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = _told(_tools() / "cuobjdump", "-res-usage", file.name)
+        usage = _run_tool(_tools() / "cuobjdump", "-res-usage", file.name)
         registers, stack = (int(re.findall(rf"{what}:(\d+)", usage)[-1]) for what in ("REG", "STACK"))
-        code = _told(_tools() / "nvdisasm", "-c", file.name) if stack else ""
+        code = _run_tool(_tools() / "nvdisasm", "-c", file.name) if stack else ""
     return registers, max(len(re.findall(r"\b(?:LDL|STL)\b", code)), 1 if stack else 0)
 
 
-def _told(*command: Any) -> str:
+def _run_tool(*command: Any) -> str:
     return subprocess.run([str(argument) for argument in command], capture_output=True, text=True, check=True).stdout
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Compile a job's variants. Return the maximum resources, or the compiler's error.
 
     If the first variant, which needs most, leaves half of the registers free, the others are not compiled.
@@ -144,7 +144,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     measurements: list[tuple[int, int, int]] = []
     try:
         for aligned, flags in variants(config, job["dtype"], on):
-            measurements.append(measured(compiled(config, job["dtype"], on, aligned, flags)))
+            measurements.append(read_resources(compile_variant(config, job["dtype"], on, aligned, flags)))
             if measurements[0][0] <= table.registers(config, on) // 2 and config.module not in WITH_TILES:
                 break
     except Exception as e:  # a compiler may raise anything, and the next job must still run
@@ -158,7 +158,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers write to stdout, which must contain only our lines
     for line in sys.stdin:
-        replies.write(json.dumps(answer(json.loads(line))) + "\n")
+        replies.write(json.dumps(run_job(json.loads(line))) + "\n")
         replies.flush()
 
 

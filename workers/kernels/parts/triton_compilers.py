@@ -14,12 +14,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-WAIT_S = 300
+EXIT_TIMEOUT_S = 300
 Job = dict[str, Any]
 """Input of parts/triton_compile.py: `target`, `dtype` and the fields of a Config."""
 
 
-def compiled(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
+def compile_jobs(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each job's number with its `registers`, `spills` and `shared_bytes`, or `error`, as jobs finish."""
     if not jobs:
         return
@@ -52,17 +52,17 @@ def _compile_in_a_process(jobs: Sequence[Job], waiting: Any, done: Any, cache: s
     try:
         while (number := waiting.get()) is not None:
             if process is None or process.poll() is not None:
-                process = _process(cache)
-            done.put((number, _asked(process, jobs[number])))
+                process = _start_process(cache)
+            done.put((number, _run_job(process, jobs[number])))
     finally:
         if process is not None:
             process.stdin.close()
-            process.wait(WAIT_S)
+            process.wait(EXIT_TIMEOUT_S)
             process.stdout.close()
         done.put(None)
 
 
-def _process(cache: str) -> Any:
+def _start_process(cache: str) -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_CACHE_DIR": cache}
     command = [sys.executable, "-m", "workers.kernels.parts.triton_compile"]
@@ -70,11 +70,11 @@ def _process(cache: str) -> Any:
     return subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
 
 
-def _asked(process: Any, job: Job) -> dict[str, Any]:
+def _run_job(process: Any, job: Job) -> dict[str, Any]:
     try:
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
         reply: dict[str, Any] = json.loads(process.stdout.readline())
     except (OSError, ValueError):
-        return {"error": f"the compiler's process ended with code {process.wait(WAIT_S)}"}
+        return {"error": f"the compiler's process ended with code {process.wait(EXIT_TIMEOUT_S)}"}
     return reply

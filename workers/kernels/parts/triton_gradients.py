@@ -109,7 +109,7 @@ class TritonGradients(Gradients):
         one = table.attention_delta(values)
         count = batch * heads * length
         self.launch(one, dtype, (-(-count // one.blocks[0]),), g_BHTE, out_BHTE, delta, count, E=values)
-        mask, strides, mask_kind = mask_given(mask_BHTS, q_BHTD)
+        mask, strides, mask_kind = mask_arguments(mask_BHTS, q_BHTD)
         arrays = g_BHTE, q_BHTD, k_BGSD, v_BGSE, mask, lse_BHT, delta
         sizes: tuple[Any, ...] = (length, many, heads, heads // groups, scale, *strides)
         flags = {"D": width, "E": values, "CAUSAL": causal, "MASK": mask_kind, "IN_FLOAT32": self.interpreted}
@@ -123,7 +123,7 @@ class TritonGradients(Gradients):
         return grads
 
 
-def mask_given(mask_BHTS: Tensor | None, like: Tensor) -> tuple[Tensor, Strides, int]:
+def mask_arguments(mask_BHTS: Tensor | None, like: Tensor) -> tuple[Tensor, Strides, int]:
     """Return (tensor to read, its strides, 0 for broadcast dimensions, and its kind: MASK of triton_attention.py)."""
     if mask_BHTS is None:
         return like, (0, 0, 0, 1), 0

@@ -38,7 +38,7 @@ def installed() -> Version | None:
     return None
 
 
-def asked_to_interpret() -> bool:
+def interpreter_requested() -> bool:
     """Return whether the variable requests the interpreter, by Triton's own rules."""
     return os.environ.get(INTERPRET, "").lower() in ("1", "true", "on", "yes", "y")
 
@@ -49,7 +49,7 @@ def interpreted() -> bool:
     import triton.language as tl
 
     compiles = hasattr(tl.sum, "device_caches") or type(tl.sum).__name__ == "JITFunction"
-    if compiles == asked_to_interpret():
+    if compiles == interpreter_requested():
         was, now = ("without", "set") if compiles else ("with", "not set")
         raise UserError(
             f"this process imported Triton {was} {INTERPRET}, which is {now} now",
@@ -62,13 +62,13 @@ def unavailable_reason() -> str:
     """Return why Triton's kernels cannot compute in this process, with the remedy, or ""."""
     if (have := installed()) is None:
         return "Triton is not installed: pip install triton==3.7.1"
-    if asked_to_interpret():
+    if interpreter_requested():
         if have < (3, 5):
             return (
                 f"the interpreter of Triton {have[0]}.{have[1]} cannot loop with NumPy 2.4: pip install triton==3.7.1"
             )
         return _import_failure()
-    kind = _kind_here()
+    kind = _gpu_type()
     if not kind:
         return f"torch finds no GPU of NVIDIA, AMD or Intel here; {REMEDY}"
     if kind == "cuda" and not torch.version.hip and (have_cc := torch.cuda.get_device_capability()) < OLDEST_NVIDIA:
@@ -86,16 +86,16 @@ def _import_failure() -> str:
     return ""
 
 
-def _kind_here() -> str:
+def _gpu_type() -> str:
     """Return torch's device type of the GPUs in this process, "" if there are none."""
     if torch.cuda.is_available():
         return "cuda"
     return "xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else ""
 
 
-def device_here(device: torch.device | None) -> torch.device:
+def resolve_device(device: torch.device | None) -> torch.device:
     """Return the device with its index. Raises UserError if Triton does not compute on it in this process."""
-    kind = "cpu" if interpreted() else _kind_here()
+    kind = "cpu" if interpreted() else _gpu_type()
     if device is None:
         device = torch.device(kind)
     if device.type != kind:
@@ -173,7 +173,7 @@ class Launcher:
     def _check_allowed(self, config: table.Config, dtype: torch.dtype) -> None:
         """Raise UserError for a configuration that is not in the committed table, or spills there."""
         if not self.interpreted and self.target.name in table.COMMITTED:
-            require_committed(config, dtype, self.target)
+            check_committed(config, dtype, self.target)
         self._allowed.add((config, dtype))
 
     def _device_context(self) -> Any:
@@ -184,17 +184,17 @@ class Launcher:
         return self._module.device(self.device)
 
 
-SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Names of dtypes in the committed table."""
 
 
-def require_committed(config: table.Config, dtype: torch.dtype, on: table.Target) -> None:
+def check_committed(config: table.Config, dtype: torch.dtype, on: table.Target) -> None:
     """Raise UserError if the committed table does not contain the configuration, or it spills."""
-    line = committed().get(f"{on.name} {SHORT[dtype]}", {}).get(str(config))
+    line = committed().get(f"{on.name} {DTYPE_NAMES[dtype]}", {}).get(str(config))
     if line is None or line[1]:
         problem = "has not been compiled ahead of time" if line is None else f"spills {line[1]} registers"
         raise UserError(
-            f"{config} {problem} for {on.name} in {SHORT[dtype]}: it is not launched",
+            f"{config} {problem} for {on.name} in {DTYPE_NAMES[dtype]}: it is not launched",
             "use kernels 'torch', or run `python -m workers.kernels.resources` to compile the table",
         )
 

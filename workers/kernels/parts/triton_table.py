@@ -15,7 +15,7 @@ KIB = 1024
 NORMS, BACKWARD = "triton_norms", "triton_norms_backward"
 CLUSTERS = "triton_clusters"
 GATES, PRODUCTS, ATTENTION = "triton_gates", "triton_products", "triton_attention"
-ATTENDING = ("attention", "attention_backward_q", "attention_backward_kv")
+ATTENTION_KERNELS = ("attention", "attention_backward_q", "attention_backward_kv")
 KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{f"{one}_rows": (NORMS, ("BLOCK_R", "BLOCK_C")) for one in ("rmsnorm", "layernorm", "softmax")},
     **{f"{one}_loop": (NORMS, ("BLOCK_C",)) for one in ("rmsnorm", "layernorm", "softmax")},
@@ -31,7 +31,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "matmul": (PRODUCTS, ("BLOCK_M", "BLOCK_N", "BLOCK_K")),
     "matmul_vec": (PRODUCTS, ("BLOCK_R", "BLOCK_C")),
     "weighted_sum_rows": (PRODUCTS, ("BLOCK_R", "BLOCK_C")),
-    **dict.fromkeys(ATTENDING, (ATTENTION, ("BLOCK_T", "BLOCK_S", "BLOCK_D", "BLOCK_E"))),
+    **dict.fromkeys(ATTENTION_KERNELS, (ATTENTION, ("BLOCK_T", "BLOCK_S", "BLOCK_D", "BLOCK_E"))),
     "attention_delta": (ATTENTION, ("BLOCK_R", "BLOCK_E")),
 }
 """Module of each kernel, and the names of its blocks in the order of Config.blocks."""
@@ -114,30 +114,30 @@ def registers(config: Config, on: Target) -> int:
     return on.registers // max(1, config.warps // 4)
 
 
-def wide(count: int, least: int = 128) -> int:
+def round_up_width(count: int, least: int = 128) -> int:
     """Round up to a power of two of at least `least`."""
     return max(least, 1 << max(count - 1, 0).bit_length())
 
 
 # Rows: norms and softmax. The widest row that fits a program's registers, by operation and target.
 
-NARROWEST = 128
-WIDEST = {
+MIN_WIDTH = 128
+MAX_COLUMNS = {
     "nvidia": {"softmax_backward": 16384, "rmsnorm_backward": 8192, "layernorm_backward": 8192},
     "amd": {"softmax_backward": 16384, "rmsnorm_backward": 8192, "layernorm_backward": 8192},
     "intel": {"softmax_backward": 4096, "rmsnorm_backward": 2048, "layernorm_backward": 2048},
 }
 ALIGNED = 16
 """For multiples of this, Triton moves 16 bytes per lane; otherwise each value needs an address."""
-WIDEST_ODD = {"forward": 1024, "backward": 2048}
-WIDEST_FORWARD = {"nvidia": 32768, "amd": 32768, "intel": 8192}
+MAX_UNALIGNED_COLUMNS = {"forward": 1024, "backward": 2048}
+MAX_FORWARD_COLUMNS = {"nvidia": 32768, "amd": 32768, "intel": 8192}
 PER_CLUSTER_PROGRAM = {"rmsnorm": 16384, "layernorm": 16384, "softmax": 16384, "softmax_backward": 8192}
 """Columns per program of a cluster. Other operations have no such form."""
-MOST_IN_CLUSTER = 8
+MAX_CLUSTER_SIZE = 8
 """Larger clusters are not portable (CUDA C++ Programming Guide, "Thread Block Clusters")."""
 ONE_TILE = {"forward": 4096, "backward": 1024}
 """Maximum values of a program with several rows."""
-MOST_ROWS = {"rmsnorm": 8, "layernorm_backward": 4}
+MAX_ROWS = {"rmsnorm": 8, "layernorm_backward": 4}
 """More rows in float32 spill on sm_80 (16 of 256), and on sm_100 (8 of 128)."""
 LOOP = {"forward": (4096, 8), "backward": (2048, 8)}
 """(values at a time, warps) if a row is read twice."""
@@ -145,16 +145,16 @@ LOOP = {"forward": (4096, 8), "backward": (2048, 8)}
 
 def rows(operation: str, columns: int, on: Target, triton: tuple[int, int]) -> Config:
     """Choose the configuration for rmsnorm, layernorm or softmax, or its `…_backward`; `triton` is the version."""
-    width, direction = wide(columns, NARROWEST), "backward" if operation.endswith("_backward") else "forward"
-    widest = WIDEST[on.vendor].get(operation, WIDEST_FORWARD[on.vendor])
+    width, direction = round_up_width(columns, MIN_WIDTH), "backward" if operation.endswith("_backward") else "forward"
+    widest = MAX_COLUMNS[on.vendor].get(operation, MAX_FORWARD_COLUMNS[on.vendor])
     if columns % ALIGNED:
-        widest = min(widest, WIDEST_ODD[direction])
+        widest = min(widest, MAX_UNALIGNED_COLUMNS[direction])
     if width <= widest:
         several = max(1, ONE_TILE[direction] // width)
-        several = min(several, MOST_ROWS.get(operation, several))
+        several = min(several, MAX_ROWS.get(operation, several))
         return Config(f"{operation}_rows", (several, width), _row_warps(several * width, direction, on))
     programs = width // PER_CLUSTER_PROGRAM.get(operation, width)
-    if on.clusters and triton >= CLUSTERS_SINCE and 1 < programs <= MOST_IN_CLUSTER and not columns % ALIGNED:
+    if on.clusters and triton >= CLUSTERS_SINCE and 1 < programs <= MAX_CLUSTER_SIZE and not columns % ALIGNED:
         return Config(f"{operation}_cluster", (width,), 16, ctas=programs)
     values, warps = LOOP[direction]
     two = operation in ("rmsnorm_backward", "layernorm_backward")
@@ -176,7 +176,7 @@ def gate(kernel: str, itemsize: int, on: Target) -> Config:
 
 
 def rope(pairs: int) -> Config:
-    width = min(wide(pairs, 16), 128)
+    width = min(round_up_width(pairs, 16), 128)
     return Config("rope", (512 // width, width), 4)
 
 
@@ -195,12 +195,12 @@ def matmul(rows: int, columns: int, depth: int, itemsize: int, on: Target) -> Co
 
 
 def matmul_vec(depth: int) -> Config:
-    width = min(wide(depth), 512)
+    width = min(round_up_width(depth), 512)
     return Config("matmul_vec", (4096 // width, width), 4)
 
 
 def weighted_sum_rows(width: int) -> Config:
-    across = min(wide(width, 32), 128)
+    across = min(round_up_width(width, 32), 128)
     return Config("weighted_sum_rows", (4096 // across, across), 4)
 
 
@@ -211,7 +211,7 @@ def add_partials() -> Config:
 # Attention.
 
 HEADS = (32, 64, 128, 256)
-WIDEST_HEAD = HEADS[-1]
+MAX_HEAD_SIZE = HEADS[-1]
 Blocks = tuple[tuple[int, int, int, int, int], ...]
 FLOAT32: dict[str, dict[str, Blocks]] = {
     "hopper": {
@@ -230,7 +230,7 @@ FLOAT32: dict[str, dict[str, Blocks]] = {
         "attention_backward_kv": ((128, 16, 32, 4, 1),),
     },
 }
-PLAIN: dict[str, dict[str, Blocks]] = {
+ALIGNED_16_BIT: dict[str, dict[str, Blocks]] = {
     "hopper": {
         "attention": ((64, 128, 64, 8, 2), (128, 128, 64, 8, 2), (256, 64, 32, 8, 2)),
         "attention_backward_q": ((64, 64, 32, 4, 2), (128, 64, 64, 8, 2), (256, 32, 32, 8, 2)),
@@ -254,22 +254,22 @@ MASKED: dict[str, Blocks] = {
     "attention_backward_q": ((64, 64, 32, 4, 2), (256, 32, 32, 8, 2)),
     "attention_backward_kv": MASKED_KV,
 }
-ODD: dict[str, dict[str, Blocks]] = {
+UNALIGNED: dict[str, dict[str, Blocks]] = {
     "hopper": MASKED,
     "ampere": MASKED | {"attention_backward_kv": ((32, 32, 32, 8, 2), (64, 32, 32, 4, 2), *MASKED_KV[1:])},
-    "amd": PLAIN["amd"] | {"attention": ((64, 128, 64, 4, 1), (128, 64, 32, 4, 1), (256, 32, 32, 4, 1))},
+    "amd": ALIGNED_16_BIT["amd"] | {"attention": ((64, 128, 64, 4, 1), (128, 64, 32, 4, 1), (256, 32, 32, 4, 1))},
 }
 """With a mask, whose addresses need registers, or with heads whose rows do not start at multiples of 16 bytes."""
 
 
 def attention(kernel: str, width: int, values: int, itemsize: int, on: Target, masked: bool = False) -> Config:
-    """`width` of a query head, `values` of its result. Raises UserError for heads wider than WIDEST_HEAD."""
-    if max(width, values) > WIDEST_HEAD:
-        message = f"heads are {max(width, values)} wide; Triton's kernels support up to {WIDEST_HEAD}"
+    """`width` of a query head, `values` of its result. Raises UserError for heads wider than MAX_HEAD_SIZE."""
+    if max(width, values) > MAX_HEAD_SIZE:
+        message = f"heads are {max(width, values)} wide; Triton's kernels support up to {MAX_HEAD_SIZE}"
         raise UserError(message, "use kernels 'torch'")
-    widest = wide(max(width, values), 64 if itemsize == 4 else HEADS[0])
+    widest = round_up_width(max(width, values), 64 if itemsize == 4 else HEADS[0])
     odd = masked or width % 8 or values % 8
-    forms = (FLOAT32 if itemsize == 4 else ODD if odd else PLAIN)[on.units][kernel]
+    forms = (FLOAT32 if itemsize == 4 else UNALIGNED if odd else ALIGNED_16_BIT)[on.units][kernel]
     query_block, key_block, warps, stages = next(form[1:] for form in forms if widest <= form[0])
     return Config(kernel, (query_block, key_block, widest, widest), warps, stages)
 
@@ -280,7 +280,7 @@ def has_attention_backward(width: int, values: int, itemsize: int) -> bool:
 
 
 def attention_delta(values: int) -> Config:
-    width = wide(values, HEADS[0])
+    width = round_up_width(values, HEADS[0])
     return Config("attention_delta", (2048 // width, width), 4)
 
 
@@ -306,7 +306,7 @@ def configs(on: Target, itemsize: int, triton: tuple[int, int]) -> Iterator[Conf
     result += [add_partials(), *map(attention_delta, HEADS)]
     result += [
         attention(kernel, width, width, itemsize, on, masked)
-        for kernel in ATTENDING
+        for kernel in ATTENTION_KERNELS
         for width in HEADS
         for masked in (False, True)
         if kernel == "attention" or has_attention_backward(width, width, itemsize)

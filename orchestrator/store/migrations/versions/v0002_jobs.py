@@ -14,9 +14,8 @@ EXACT = sa.String(128).with_variant(sa.String(128, collation="C"), "postgresql")
 
 def upgrade() -> None:
     op.add_column("requests", sa.Column("time", sa.Double(), nullable=False, server_default="0"))
-    op.execute(
-        sa.text("UPDATE requests SET time = :now").bindparams(now=time.time())
-    )  # existing keys count as used at the time of the upgrade
+    # Existing keys count as used at the time of the upgrade.
+    op.execute(sa.text("UPDATE requests SET time = :now").bindparams(now=time.time()))
     op.create_index("requests_by_time", "requests", ["time"])
     op.add_column("reports", sa.Column("at", sa.BigInteger(), nullable=False, server_default="0"))
     jobs = op.create_table(

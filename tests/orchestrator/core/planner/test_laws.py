@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from orchestrator.core.planner.decision import Memory, decide, fill
+from orchestrator.core.planner.decision import PriceMemory, decide, fill
 from orchestrator.core.planner.knapsack import choose
 from orchestrator.core.planner.planner_jobs import WAITS, Work, used
 from orchestrator.core.planner.policies import POLICIES, PRICED
-from orchestrator.core.planner.prices import clear
+from orchestrator.core.planner.prices import find_prices
 from orchestrator.core.planner.rounding import Instance, assign
 
 SIZES = (1, 1, 1, 2, 4, 8)
@@ -57,7 +57,7 @@ priced = pytest.mark.parametrize("policy", PRICED)
 @settings(max_examples=60, deadline=None)
 def test_no_device_is_given_twice_and_no_job_runs_where_it_cannot(policy, drawn):
     work, capacity = drawn
-    option = decide(work, capacity, policy, Memory()).option
+    option = decide(work, capacity, policy, PriceMemory()).option
     assert (used(work, option, len(capacity)) <= capacity).all()
     runs = np.flatnonzero(option != WAITS)
     assert np.isfinite(work.remaining_s[option[runs], runs]).all()
@@ -68,7 +68,7 @@ def test_no_device_is_given_twice_and_no_job_runs_where_it_cannot(policy, drawn)
 @settings(max_examples=40, deadline=None)
 def test_once_a_full_decision_is_carried_out_an_incremental_one_changes_nothing(policy, drawn):
     work, capacity = drawn
-    full = decide(work, capacity, policy, Memory())
+    full = decide(work, capacity, policy, PriceMemory())
     after = replace(work, held=full.option)
     assert (fill(after, capacity, policy, full.memory).option == full.option).all()
 
@@ -78,7 +78,7 @@ def test_once_a_full_decision_is_carried_out_an_incremental_one_changes_nothing(
 @settings(max_examples=40, deadline=None)
 def test_an_incremental_decision_touches_nothing_that_runs_and_leaves_nothing_idle_that_a_job_fits(policy, drawn, warm):
     work, capacity = drawn
-    memory = decide(work, capacity, policy, Memory()).memory if warm else Memory()
+    memory = decide(work, capacity, policy, PriceMemory()).memory if warm else PriceMemory()
     filled = fill(work, capacity, policy, memory)
     runs = work.held != WAITS
     assert (filled.option[runs] == work.held[runs]).all()
@@ -97,7 +97,7 @@ def test_where_nothing_runs_an_incremental_decision_at_the_prices_of_the_full_on
 ):
     work, capacity = drawn
     empty = replace(work, held=np.full(work.jobs, WAITS), fixed=np.zeros(work.jobs, np.bool_))
-    full = decide(empty, capacity, policy, Memory())
+    full = decide(empty, capacity, policy, PriceMemory())
     again = decide(empty, capacity, policy, full.memory, steps=1)
     filled = fill(empty, capacity, policy, full.memory)
     assert filled.value == again.value
@@ -108,7 +108,7 @@ def test_where_nothing_runs_an_incremental_decision_at_the_prices_of_the_full_on
 @settings(max_examples=40, deadline=None)
 def test_a_fixed_job_keeps_what_it_holds(policy, drawn):
     work, capacity = drawn
-    option = decide(work, capacity, policy, Memory()).option
+    option = decide(work, capacity, policy, PriceMemory()).option
     assert (option[work.fixed] == work.held[work.fixed]).all()
 
 
@@ -117,7 +117,7 @@ def test_a_fixed_job_keeps_what_it_holds(policy, drawn):
 @settings(max_examples=60, deadline=None)
 def test_no_device_is_idle_that_a_waiting_job_fits(policy, drawn):
     work, capacity = drawn
-    option = decide(work, capacity, policy, Memory()).option
+    option = decide(work, capacity, policy, PriceMemory()).option
     free = capacity - used(work, option, len(capacity))
     waits = np.flatnonzero((option == WAITS) & ~work.fixed)
     fits = np.isfinite(work.remaining_s[:, waits]) & (work.devices[:, waits] <= free[work.island][:, None])
@@ -130,8 +130,8 @@ def test_no_device_is_idle_that_a_waiting_job_fits(policy, drawn):
 def test_lower_priorities_change_nothing_for_higher_ones(policy, drawn):
     work, capacity = drawn
     above = np.flatnonzero((work.priority == 7) | work.fixed)
-    alone = decide(work.only(above), capacity, policy, Memory()).option
-    assert (decide(work, capacity, policy, Memory()).option[above] == alone).all()
+    alone = decide(work.only(above), capacity, policy, PriceMemory()).option
+    assert (decide(work, capacity, policy, PriceMemory()).option[above] == alone).all()
 
 
 @policies
@@ -139,7 +139,7 @@ def test_lower_priorities_change_nothing_for_higher_ones(policy, drawn):
 @settings(max_examples=30, deadline=None)
 def test_the_same_is_decided_twice(policy, drawn):
     work, capacity = drawn
-    one, two = (decide(work, capacity, policy, Memory()) for _ in range(2))
+    one, two = (decide(work, capacity, policy, PriceMemory()) for _ in range(2))
     assert (one.option == two.option).all()
     assert (one.value, one.bound) == (two.value, two.bound)
 
@@ -149,7 +149,7 @@ def test_the_same_is_decided_twice(policy, drawn):
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_worth_more_than_the_bound(policy, drawn):
     work, capacity = drawn
-    decided = decide(work, capacity, policy, Memory())
+    decided = decide(work, capacity, policy, PriceMemory())
     assert decided.value <= decided.bound * (1 + 1e-9)
     assert 0 <= decided.gap <= 1
 
@@ -167,7 +167,7 @@ def test_equal_jobs_are_not_exchanged(seed, restart_s):
         np.zeros(1, int), np.ones((1, len(held)), int), remaining_s, held, restart_s=np.full(len(held), restart_s)
     )
     for policy in POLICIES:
-        assert (decide(work, np.array([count]), policy, Memory()).option == held).all(), policy
+        assert (decide(work, np.array([count]), policy, PriceMemory()).option == held).all(), policy
 
 
 def test_a_restart_that_costs_more_than_it_gains_is_not_made():
@@ -175,14 +175,14 @@ def test_a_restart_that_costs_more_than_it_gains_is_not_made():
     remaining_s = np.array([[1200.0], [600.0]])
     for restart_s, island in ((0.0, 1), (60.0, 1), (1200.0, 0)):
         work = Work.of(np.arange(2), np.ones((2, 1), int), remaining_s, np.array([0]), restart_s=np.array([restart_s]))
-        assert decide(work, np.array([1, 1]), "finish_time", Memory()).option.tolist() == [island]
+        assert decide(work, np.array([1, 1]), "finish_time", PriceMemory()).option.tolist() == [island]
 
 
 def test_the_short_job_is_first_for_finish_time_and_the_long_one_for_makespan():
     remaining_s = np.array([[100.0, 100_000.0, 90_000.0]])
     work = Work.of(np.zeros(1, int), np.ones((1, 3), int), remaining_s, np.full(3, WAITS))
-    assert decide(work, np.array([1]), "finish_time", Memory()).option.tolist() == [0, WAITS, WAITS]
-    assert decide(work, np.array([1]), "makespan", Memory()).option.tolist() == [WAITS, 0, WAITS]
+    assert decide(work, np.array([1]), "finish_time", PriceMemory()).option.tolist() == [0, WAITS, WAITS]
+    assert decide(work, np.array([1]), "makespan", PriceMemory()).option.tolist() == [WAITS, 0, WAITS]
 
 
 def test_of_jobs_alike_the_one_that_has_been_there_longest_is_first_for_finish_time():
@@ -192,7 +192,7 @@ def test_of_jobs_alike_the_one_that_has_been_there_longest_is_first_for_finish_t
             np.zeros(1, int), np.ones((1, 2), int), np.array([[other_s, 1000.0]]), np.full(2, WAITS),
             age_s=np.array([0.0, 6000.0]),
         )  # fmt: skip
-        assert decide(work, np.array([1]), "finish_time", Memory()).option.tolist().index(0) == first
+        assert decide(work, np.array([1]), "finish_time", PriceMemory()).option.tolist().index(0) == first
 
 
 @pytest.mark.parametrize("policy", ["finish_time", "cost"])
@@ -200,7 +200,7 @@ def test_time_that_runs_backwards_for_a_job_counts_as_none(policy):
     work = Work.of(
         np.zeros(1, int), np.ones((1, 2), int), np.full((1, 2), 100.0), np.full(2, WAITS), age_s=np.array([-1e6, 0.0])
     )
-    assert decide(work, np.array([2]), policy, Memory()).option.tolist() == [0, 0]
+    assert decide(work, np.array([2]), policy, PriceMemory()).option.tolist() == [0, 0]
 
 
 def test_of_jobs_alike_the_one_that_got_least_is_first_for_fairness():
@@ -212,7 +212,7 @@ def test_of_jobs_alike_the_one_that_got_least_is_first_for_fairness():
         age_s=np.array([600.0, 6000.0]),
         isolated_s=np.array([1000.0, 1000.0]),
     )
-    assert decide(work, np.array([1]), "max_min_fairness", Memory()).option.tolist() == [WAITS, 0]
+    assert decide(work, np.array([1]), "max_min_fairness", PriceMemory()).option.tolist() == [WAITS, 0]
 
 
 def test_cost_takes_the_cheap_island_where_both_are_free():
@@ -223,17 +223,17 @@ def test_cost_takes_the_cheap_island_where_both_are_free():
         np.full(1, WAITS),
         price_per_hour=np.array([1.0, 8.0]),
     )
-    assert decide(work, np.array([1, 1]), "cost", Memory()).option.tolist() == [0]
-    assert decide(work, np.array([1, 1]), "finish_time", Memory()).option.tolist() == [1]
+    assert decide(work, np.array([1, 1]), "cost", PriceMemory()).option.tolist() == [0]
+    assert decide(work, np.array([1, 1]), "finish_time", PriceMemory()).option.tolist() == [1]
 
 
 def test_in_order_a_gang_at_the_head_keeps_the_devices_that_fall_free():
     """Four devices, one in use; the gang of four waits, and the small job behind it does not start."""
     devices = np.array([[1, 4, 1]])
     work = Work.of(np.zeros(1, int), devices, np.full((1, 3), 100.0), np.array([0, WAITS, WAITS]))
-    assert decide(work, np.array([4]), "fifo", Memory()).option.tolist() == [0, WAITS, WAITS]
+    assert decide(work, np.array([4]), "fifo", PriceMemory()).option.tolist() == [0, WAITS, WAITS]
     work = Work.of(np.zeros(1, int), devices[:, 1:], np.full((1, 2), 100.0), np.full(2, WAITS))
-    assert decide(work, np.array([4]), "fifo", Memory()).option.tolist() == [0, WAITS]
+    assert decide(work, np.array([4]), "fifo", PriceMemory()).option.tolist() == [0, WAITS]
 
 
 def test_a_higher_priority_takes_devices_from_a_lower_one_in_order_too():
@@ -241,7 +241,7 @@ def test_a_higher_priority_takes_devices_from_a_lower_one_in_order_too():
         np.zeros(1, int), np.ones((1, 3), int), np.full((1, 3), 100.0), np.array([0, 0, WAITS]),
         priority=np.array([0, 0, 5]),
     )  # fmt: skip
-    assert decide(work, np.array([2]), "priority", Memory()).option.tolist() == [0, WAITS, 0]
+    assert decide(work, np.array([2]), "priority", PriceMemory()).option.tolist() == [0, WAITS, 0]
 
 
 def test_an_elastic_job_shrinks_where_another_needs_the_device():
@@ -249,9 +249,9 @@ def test_an_elastic_job_shrinks_where_another_needs_the_device():
     island, devices = np.array([0, 0]), np.array([[1, 1], [2, 2]])
     seconds = np.array([[1600.0, 1600.0], [1000.0, 1000.0]])
     alone = Work.of(island, devices[:, :1], seconds[:, :1], np.array([WAITS]))
-    assert decide(alone, np.array([2]), "finish_time", Memory()).option.tolist() == [1]
+    assert decide(alone, np.array([2]), "finish_time", PriceMemory()).option.tolist() == [1]
     both = Work.of(island, devices, seconds, np.array([1, WAITS]))
-    assert decide(both, np.array([2]), "finish_time", Memory()).option.tolist() == [0, 0]
+    assert decide(both, np.array([2]), "finish_time", PriceMemory()).option.tolist() == [0, 0]
 
 
 @given(
@@ -284,7 +284,7 @@ def _share_of_the_best(random):
     capacity, sizes = random.integers(8, 40, 3), random.choice(SIZES, 60)
     values = random.uniform(0.2, 1.0, (3, 60)) * sizes * 10 ** random.uniform(-1, 1, 60)
     devices, island = np.tile(sizes, (3, 1)), np.arange(3)
-    prices = clear(values, devices, island, capacity, np.zeros(3), 100)
+    prices = find_prices(values, devices, island, capacity, np.zeros(3), 100)
     instance = Instance(values, devices, island, capacity)
     ours = instance.worth(assign(instance, prices).option)
     best = _exact(values, sizes, capacity)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.policies import OURS
+from cluster.policies import BUILTIN
 from orchestrator.core.plan import plan
 from orchestrator.core.planner import plugins
-from orchestrator.core.planner.decision import Memory, decide
+from orchestrator.core.planner.decision import PriceMemory, decide
 from orchestrator.core.planner.planner_jobs import Work
 from orchestrator.core.planner.policies import POLICIES, finish_time
 
@@ -23,7 +23,7 @@ def work():
 @pytest.fixture
 def known(monkeypatch):
     def made(function):
-        monkeypatch.setitem(plugins.KNOWN, "theirs", function)
+        monkeypatch.setitem(plugins.INSTALLED, "theirs", function)
 
     return made
 
@@ -68,10 +68,10 @@ def changes_what_it_is_shown(seen):
 
 def test_an_installed_policy_decides_like_one_of_ours(known):
     known(longest_first)
-    found = decide(work(), CAPACITY, "theirs", Memory())
+    found = decide(work(), CAPACITY, "theirs", PriceMemory())
     assert (found.option.tolist(), found.fault) == ([0, -1, 0, -1], "")
     known(finish_time)
-    assert decide(work(), CAPACITY, "theirs", Memory()).option.tolist() == [-1, 0, -1, 0]
+    assert decide(work(), CAPACITY, "theirs", PriceMemory()).option.tolist() == [-1, 0, -1, 0]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_an_installed_policy_decides_like_one_of_ours(known):
 )
 def test_where_it_fails_the_order_of_submission_decides_and_the_fault_is_told(known, function, told):
     known(function)
-    found = decide(work(), CAPACITY, "theirs", Memory())
+    found = decide(work(), CAPACITY, "theirs", PriceMemory())
     assert (found.option.tolist(), found.fault) == ([0, 0, -1, -1], f"policy 'theirs' {told}")
 
 
 def test_a_fleet_file_takes_exactly_the_policies_that_there_are():
-    assert set(OURS) == set(POLICIES)
+    assert set(BUILTIN) == set(POLICIES)
 
 
 def test_a_plan_tells_the_fault_of_any_tier_until_a_policy_works(known, w):
