@@ -24,7 +24,7 @@ from cluster.node_repair import NodeRepair
 from cluster.paths import home, private_dir, umask, write_private
 from cluster.processes import free_port, is_alive, start_detached
 from cluster.raylets import (
-    TOKEN_PREFIX,
+    TOKEN_FILE_PREFIX,
     log_of,
     new_temporary_folder,
     remove_temp_dir,
@@ -172,7 +172,7 @@ def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetReco
 
 
 def _new_record(request: Request, head: str) -> FleetRecord:
-    token = home() / f"{TOKEN_PREFIX}-joined"
+    token = home() / f"{TOKEN_FILE_PREFIX}-joined"
     write_private(token, request.token)
     return FleetRecord(
         name=request.name,

@@ -148,15 +148,15 @@ def with_descendants(processes: Iterable[ProcessId]) -> list[psutil.Process]:
     return list(members.values())
 
 
-def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[ProcessId] = ()) -> int:
+def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, exclude: Iterable[ProcessId] = ()) -> int:
     """Stop processes and their descendants: SIGTERM, wait, then SIGKILL.
 
     Returns how many had to be killed.
 
-    `spare` and their descendants keep running: processes that a server started to outlive it are still its children.
+    `exclude` and their descendants keep running: processes that a server started to outlive it are still its children.
     """
     roots = [p for p in processes if is_alive(p)]
-    members = _members(roots, {p.pid for p in with_descendants(spare)})
+    members = _members(roots, {p.pid for p in with_descendants(exclude)})
     for process in roots:
         _send(process, signal.SIGTERM)
     remaining = _wait(members, grace_s)

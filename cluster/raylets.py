@@ -44,7 +44,7 @@ MAX_LOG_LINE_LENGTH = 300
 IGNORED_LINES = re.compile(r"^\s*$|\[state-dump\]|----- |Remaining processes will be killed")
 FOLDER_PREFIX = "pf-"
 """Prefix of the names of fleets' temporary folders."""
-TOKEN_FILE_PREFIX = "ray-token"
+TOKEN_FILE_PREFIX = "ray-token"  # noqa: S105 - the start of a file name
 """Prefix of the names of Ray's token files."""
 
 

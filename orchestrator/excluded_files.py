@@ -56,9 +56,9 @@ class ExcludedFiles:
         if self.special:
             descriptions = tuple(f"{name} ({what})" for name, what in self.special)
             lines.append(
-                f"left out of the submitted folder, because they are not files: {_shorten_list(descriptions)}. To"
-                f" send a file instead of {self.special[0][0]}, put one there; to leave it out without this message,
-                write" f" {escape_name(self.special[0][0])} into {ignore_file.FILE}"
+                f"left out of the submitted folder, because they are not files: {_shorten_list(descriptions)}."
+                f" To send a file instead of {self.special[0][0]}, put one there; to leave it out without this message,"
+                f" write {escape_name(self.special[0][0])} into {ignore_file.FILE}"
             )
         return tuple(lines)
 

@@ -20,7 +20,7 @@ def fill(store, first=0, count=5):
 def submit(store, key):
     job = Job(key, "j", "run", (Candidate(("cpu",)),))
     events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
-    return store.once(key, "digest", lambda: StoredResponse({"id": key}, events))
+    return store.idempotent(key, "digest", lambda: StoredResponse({"id": key}, events))
 
 
 def content(store):

@@ -27,7 +27,7 @@ class Submitters:
         while not self._stop.is_set():
             key, number = f"{thread}-{number}", number + 1
             try:
-                store.once(key, "digest", lambda key=key: StoredResponse({"id": key}, life(key)))
+                store.idempotent(key, "digest", lambda key=key: StoredResponse({"id": key}, life(key)))
                 self.acked.append(key)
             except FleetError as e:
                 self.refused.append((key, str(e)))

@@ -16,7 +16,7 @@ def submit():
         os.write(1, f"asked {key}\\n".encode())
         job = Job(key, "j", "run", (Candidate(("cpu",)),))
         events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
-        store.once(key, "digest", lambda: StoredResponse({"id": key}, events))
+        store.idempotent(key, "digest", lambda: StoredResponse({"id": key}, events))
         os.write(1, f"acked {key}\\n".encode())
 
 for _ in range(8):
@@ -40,7 +40,7 @@ def append(number):
     events = [submitted(job, {"pad": "p" * 4000}, 1.0), Event(job.id, "cancelled", 0, 1.0)]
     try:
         if with_keys:
-            store.once(f"key-{number}", "digest", lambda: StoredResponse({}, events))
+            store.idempotent(f"key-{number}", "digest", lambda: StoredResponse({}, events))
         else:
             store.append(events)
         acked.append(number)

@@ -33,7 +33,7 @@ def apply_reply(draft: Draft, heartbeat: Heartbeat) -> None:
     notice_before = node.notice
     draft.nodes[node.name] = node = _update_node(node, heartbeat, draft.now.s)
     if heartbeat.facts is not None or was_closed:
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
         membership.notice_changed(draft, node.name, notice_before)
     for report in heartbeat.reports:
         _apply_report(draft, node.name, report, heartbeat)
@@ -163,7 +163,7 @@ def _put_untracked(draft: Draft, node: str, key: str, untracked: UntrackedAttemp
     untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=asked_s)}
     draft.nodes[node] = replace(node_state, untracked=untracked_attempts)
     if previous is None or previous.phase != untracked.phase:
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
 
 
 def retire_untracked(draft: Draft, node: str, key: str) -> None:
@@ -208,7 +208,7 @@ def _apply_list(draft: Draft, node: Node, listed: frozenset[str]) -> None:
     if removed := node.untracked.keys() - listed:
         untracked_attempts = {key: s for key, s in node.untracked.items() if key not in removed}
         draft.nodes[node.name] = node = replace(node, untracked=untracked_attempts)
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
     for job in draft.on_node(node.name):
         attempt = draft.attempts[job]
         if not attempt.launching and node.list_requested_s is not None and node.list_requested_s >= attempt.since_s:

@@ -45,19 +45,19 @@ def update_groups(draft: Draft, tick: Tick) -> None:
     previous = draft.control.scaling
     if tick.groups != previous.groups:
         startable = tuple(have for group in tick.groups for have in example_nodes(group, group.max_nodes))
-        _change(draft, groups=tick.groups, startable=startable, awaited={}, unavailable={}, notes={})
+        _change(draft, groups=tick.groups, startable=startable, pending={}, unavailable={}, notes={})
 
 
 def reset_after_join(draft: Draft) -> None:
     """Reset the state after joining a cluster, whose autoscaler may have lost our request."""
-    _change(draft, asked=None, asking=None, asking_s=float("-inf"), awaited={})
+    _change(draft, confirmed_request=None, pending_request=None, requested_s=float("-inf"), pending={})
 
 
 def exclude_gap(draft: Draft, gap_s: float) -> None:
     """Exclude a gap in which this process was stopped from the time that nodes had to start."""
     scaling = _scaling(draft)
     awaited = {pool: replace(a, since_s=a.since_s + gap_s) for pool, a in scaling.pending.items()}
-    _change(draft, awaited=awaited, idle_s={})
+    _change(draft, pending=awaited, idle_since_s={})
 
 
 def request_answered(draft: Draft, message: NodeRequestAnswered) -> None:
@@ -65,7 +65,12 @@ def request_answered(draft: Draft, message: NodeRequestAnswered) -> None:
     confirmed = scaling.pending_request if not message.error else None
     if message.error:
         draft.warn(f"the request for nodes to Ray's autoscaler failed: {message.error}; the server repeats it")
-    _change(draft, asked=confirmed, asking=None, failed=scaling.failed if message.error else message.failed)
+    _change(
+        draft,
+        confirmed_request=confirmed,
+        pending_request=None,
+        failed=scaling.failed if message.error else message.failed,
+    )
 
 
 def review(draft: Draft, snapshot: Snapshot, next_plan: Plan, tick: Tick) -> Plan:
@@ -89,7 +94,7 @@ def review(draft: Draft, snapshot: Snapshot, next_plan: Plan, tick: Tick) -> Pla
         awaited = {pool: since for pool, since in awaited.items() if pool not in overdue}
     notes = _notes(snapshot.jobs, demanded, replace(scaling, pending=awaited, unavailable=unavailable), now_s)
     idle_s = _idle_since_s(draft, tick)
-    _change(draft, demand=demanded, awaited=awaited, unavailable=unavailable, notes=notes, idle_s=idle_s)
+    _change(draft, demand=demanded, pending=awaited, unavailable=unavailable, notes=notes, idle_since_s=idle_s)
     for group in scaling.groups:
         _wake_and_rest(draft, group, demanded, _requested_nodes(snapshot.jobs))
     _request_nodes(draft, tuple(requests(demanded, scaling.groups)))
@@ -116,7 +121,7 @@ def _request_nodes(draft: Draft, node_requests: tuple[Any, ...]) -> None:
         and since_s > (RETRY_S if scaling.confirmed_request is None else 0.0)
     )
     if is_new or (since_s > REPEAT_S and (scaling.groups or scaling.confirmed_request != node_requests)):
-        _change(draft, asking=node_requests, asking_s=draft.now.s)
+        _change(draft, pending_request=node_requests, requested_s=draft.now.s)
         draft.command(RequestNodes(node_requests))
 
 

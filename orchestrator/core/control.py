@@ -97,7 +97,7 @@ def submitted(draft: Draft, message: m.Submitted) -> None:
     for record in message.records:
         if record.job.id not in draft.records:
             draft.put_record(record)
-            draft.change(changed=True)
+            draft.change(needs_plan=True)
 
 
 def released(draft: Draft, message: m.ReleaseAnswered) -> None:
@@ -108,7 +108,7 @@ def released(draft: Draft, message: m.ReleaseAnswered) -> None:
 
 
 def fenced(draft: Draft, message: m.FenceAnswered) -> None:
-    (suspicion if message.job in draft.attempts else epoch_guard).fenced(draft, message)
+    (suspicion if message.job in draft.attempts else epoch_guard).fence_answered(draft, message)
 
 
 def joined(draft: Draft, message: m.ClusterJoined) -> None:

@@ -220,7 +220,7 @@ class Draft:
         assert updated is not None
         self.events.append(event)
         self.put_record(updated)
-        self.change(changed=True)
+        self.change(needs_plan=True)
         return ""
 
     def find_record(self, job: str) -> Record | None:

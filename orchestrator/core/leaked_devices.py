@@ -58,7 +58,7 @@ def not_restarted(draft: Draft, message: NodeNotRestarted) -> None:
     node = draft.nodes.get(message.node)
     if node is not None and node.ray_id == message.ray_id:
         draft.nodes[node.name] = replace(node, stuck=None)
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
 
 
 def _restart(draft: Draft, node: Node, withheld: StuckReservation) -> None:
@@ -71,7 +71,7 @@ def _restart(draft: Draft, node: Node, withheld: StuckReservation) -> None:
         updated = replace(withheld, is_draining=all(draft.attempts[job].launching for job in draft.on_node(node.name)))
     if updated != withheld:
         draft.nodes[node.name] = replace(node, stuck=updated)
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
 
 
 def _is_certain(withheld: StuckReservation) -> bool:

@@ -51,7 +51,7 @@ def cluster_joined(draft: Draft, message: ClusterJoined) -> None:
     suspicion.rejoined.
     """
     since_s = draft.now.s + (REJOIN_GRACE_S if draft.nodes.current else 0.0)
-    draft.change(joined=True, joined_s=draft.now.s, changed=True)
+    draft.change(is_joined=True, joined_s=draft.now.s, needs_plan=True)
     for node in draft.nodes.values():
         draft.nodes[node.name] = replace(node, lost_s=since_s)
     for attempt in draft.attempts.values():
@@ -59,7 +59,7 @@ def cluster_joined(draft: Draft, message: ClusterJoined) -> None:
 
 
 def cluster_left(draft: Draft, message: ClusterParted) -> None:
-    draft.change(joined=False, changed=True)
+    draft.change(is_joined=False, needs_plan=True)
     for name, node in draft.nodes.items():
         if message.over:
             draft.nodes.pop(name)
@@ -122,14 +122,14 @@ def _add_node(draft: Draft, name: str, row: ListedNode, second: Node | None = No
         cpus=row.cpus,
         pool=row.pool,
     )
-    draft.change(changed=True)
+    draft.change(needs_plan=True)
     _start_agent(draft, name)
 
 
 def _mark_lost(draft: Draft, node: Node) -> None:
     """Handle a node that Ray no longer lists. The autoscaler has removed it if it was resting."""
     draft.command(UnwatchAgent(node.name, node.ray_id))
-    draft.change(changed=True)
+    draft.change(needs_plan=True)
     if node.resting and not draft.on_node(node.name):
         draft.nodes.pop(node.name)
         return
@@ -161,7 +161,7 @@ def notice_changed(draft: Draft, name: str, before: str) -> None:
     why = draft.nodes[name].notice
     if bool(why) == bool(before):
         return
-    draft.change(changed=True)
+    draft.change(needs_plan=True)
     if why:
         attempt_stops.preempt_node(draft, name, f"node {name} is about to shut down: {why}")
 
@@ -200,13 +200,13 @@ def end_agent(draft: Draft, name: str) -> None:
     node = draft.nodes[name]
     draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=None, resting_s=draft.now.s)
     draft.command(EndIdleAgent(name, node.ray_id))
-    draft.change(changed=True)
+    draft.change(needs_plan=True)
 
 
 def wake(draft: Draft, name: str) -> None:
     """Start the agent of a resting node again. Its facts stay valid, but it must first report what runs there."""
     draft.nodes[name] = replace(draft.nodes[name], resting_s=None, list_requested_s=None, last_contact_s=draft.now.s)
-    draft.change(changed=True)
+    draft.change(needs_plan=True)
     _start_agent(draft, name)
 
 
@@ -249,7 +249,7 @@ def _agent_not_started(draft: Draft, node: Node, why: str) -> None:
     if tries == 1 or shown_reason != node.agent_error:
         draft.warn(f"node {node.name}: {why}; the server retries")
     if shown_reason != node.agent_error:
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
     draft.nodes[node.name] = replace(
         node, has_agent=False, agent_requested_s=draft.now.s, failed_agent_starts=tries, agent_error=shown_reason
     )
@@ -261,4 +261,4 @@ def agent_failed(draft: Draft, message: AgentFailed) -> None:
     if node is not None and node.ray_id == message.ray_id and node.agent_error != message.why and not node.resting:
         draft.nodes[node.name] = replace(node, agent_error=message.why)
         draft.warn(f"node {node.name}: {message.why}")
-        draft.change(changed=True)
+        draft.change(needs_plan=True)

@@ -18,7 +18,7 @@ def drain(draft: Draft, message: DrainRequested) -> None:
     if draft.control.drained.get(message.node) != message.reason:
         draft.node_event(OWNER_PREFIX + message.node, "drained", reason=message.reason)
         draft.drained[message.node] = message.reason
-        draft.change(changed=True)
+        draft.change(needs_plan=True)
     if message.now:
         attempt_stops.preempt_node(
             draft, message.node, f"node {message.node} is drained{f': {message.reason}' if message.reason else ''}"
@@ -45,7 +45,7 @@ def remove(draft: Draft, message: RemoveRequested) -> None:
         draft.node_event(OWNER_PREFIX + message.node, "undrained")
         draft.drained.pop(message.node)
     draft.nodes.pop(message.node)
-    draft.change(changed=True)
+    draft.change(needs_plan=True)
 
 
 def resume(draft: Draft, message: ResumeRequested) -> None:
@@ -60,4 +60,4 @@ def resume(draft: Draft, message: ResumeRequested) -> None:
         draft.nodes[message.node] = replace(node, failures=(), quarantined_until_s=0.0)
         if node.resting:
             wake(draft, message.node)
-    draft.change(changed=True)
+    draft.change(needs_plan=True)

@@ -123,7 +123,7 @@ def plan_and_apply(draft: Draft, tick: Tick) -> None:
     file_changed = (tick.policy, tick.projects) != (before.policy, before.projects)
     changed = before.needs_plan or tick.problem != before.problem or file_changed
     fields = {"prices": tick.prices, "history": tick.history, "policy": tick.policy, "projects": tick.projects}
-    draft.change(trouble=tick.problem, changed=changed, **fields)
+    draft.change(problem=tick.problem, needs_plan=changed, **fields)
     if tick.policy != before.policy:
         draft.change(memory=replace(before.memory, fault=""))
     control = draft.finish()
@@ -132,9 +132,9 @@ def plan_and_apply(draft: Draft, tick: Tick) -> None:
     current = snapshot(control, now, tick.throughput)
     full = now.s - control.full_plan_s >= control.policy.every_s
     next_plan = _with_reasons(control, plan(current, full=full, most=MAX_STARTS), now)
-    draft.change(plan=next_plan, memory=next_plan.memory, planned_s=now.s, changed=False)
+    draft.change(plan=next_plan, memory=next_plan.memory, planned_s=now.s, needs_plan=False)
     if full:
-        draft.change(decided_s=now.s)
+        draft.change(full_plan_s=now.s)
     if not tick.problem:
         _apply(draft, next_plan, {d.id: d for d in current.devices})
         _fail_impossible(draft, current, tick)

@@ -70,8 +70,8 @@ class RayCalls:
     Starts a thread if all others are busy, up to `most`; further calls are queued. Thread-safe.
     """
 
-    def __init__(self, most: int = MAX_THREADS):
-        self.max_threads = most
+    def __init__(self, max_threads: int = MAX_THREADS):
+        self.max_threads = max_threads
         self._changed = threading.Condition()
         self._waiting: deque[_Call] = deque()
         self._calls: set[_Call] = set()

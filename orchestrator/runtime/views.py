@@ -107,7 +107,7 @@ def job_view(
 
 def from_one(data: Any) -> Any:
     """A copy of JSON data in which candidates are counted from 1, as users count them."""
-    if isinstance(data, list):
+    if isinstance(data, list | tuple):
         return [from_one(item) for item in data]
     if not isinstance(data, dict):
         return data

@@ -163,7 +163,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 def make_protocol() -> type[LimitedConnection]:
     """Make the connection class of one server, with a separate count of unauthenticated connections."""
-    return type("ServerConnection", (LimitedConnection,), {"strangers": UnauthenticatedConnections()})
+    return type("ServerConnection", (LimitedConnection,), {"unauthenticated": UnauthenticatedConnections()})
 
 
 def raise_file_limit() -> None:

@@ -71,7 +71,7 @@ def stop_server(home: Path) -> bool:
     """
     record = find_server(home)
     running = [record.process] if record else _server_processes(home)
-    stop(running, grace_s=STOP_GRACE_S, spare=_nodes())
+    stop(running, grace_s=STOP_GRACE_S, exclude=_nodes())
     server_record.remove(home)
     return bool(running)
 

@@ -21,7 +21,7 @@ class UploadConflict(Refused):
 
 def newest_epoch(error: Exception) -> int:
     """Epoch of the newer attempt that made a node refuse; 0 if it refused for another reason."""
-    return getattr(error, "seen", 0)
+    return getattr(error, "newest_epoch", 0)
 
 
 class SimulatedLaunch:

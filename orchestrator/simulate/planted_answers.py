@@ -20,7 +20,7 @@ Patch = tuple[Any, str, Any]
 
 def cut_off_for_ever() -> list[Patch]:
     """One silence of a node is taken as the reason of every later failure."""
-    return [(LiveAttempt, "reached", lambda live, now_s: live)]
+    return [(LiveAttempt, "end_cut_off", lambda live, now_s: live)]
 
 
 def own_fence_taken_for_anothers() -> list[Patch]:

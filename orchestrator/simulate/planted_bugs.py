@@ -101,7 +101,7 @@ def submitted_twice() -> list[Patch]:
     def submitted(draft: Draft, message: m.Submitted) -> None:
         for record in message.records:
             draft.records[record.job.id] = record
-            draft.change(changed=True)
+            draft.change(needs_plan=True)
 
     return [(SimulatedServer, "answered", answered), (control, "HANDLERS", control.HANDLERS | {m.Submitted: submitted})]
 

@@ -231,7 +231,7 @@ class SimulatedServer:
         running = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
         recorded = frozenset(machine.label for machine in self.world.machines if machine not in self.world.grown)
         trouble = "Ray's head does not answer" if self.world.ray.is_away else ""
-        fields: dict[str, Any] = {"expected": running, "recorded": recorded, "repairs": True}
+        fields: dict[str, Any] = {"expected": running, "recorded": recorded, "restarts_nodes": True}
         return m.Tick(problem=trouble, groups=self.world.groups, **fields)
 
     def _list(self) -> None:

@@ -68,7 +68,7 @@ def renewed(node, true, what):
 
     def heard():
         node.attempts.renew()
-        node.attempts.news({}, {}, 0.0)
+        node.attempts.wait_for_changes({}, {}, 0.0)
         return true()
 
     node.until(heard, what)
@@ -95,7 +95,7 @@ def test_a_command_outlives_its_leases_and_its_outcome_is_told(node, disk):
         gate.write("go on\n")
     told = ended(node)
     assert (told["state"], told["exit_codes"]) == ("failed", {"0": 3})
-    assert node.reopen().live() == []
+    assert node.reopen().live_attempts() == []
 
 
 @pytest.mark.parametrize(("asked", "state"), [("cancel", "cancelled"), ("preempt", "preempted")])

@@ -45,7 +45,7 @@ def test_a_kept_log_reads_as_on_its_node_which_is_asked_no_more(node, agents, tm
     assert lines(logs, record(), limit_bytes=100_000) == there and len(there) == 100_001
     last = logs.tail(record(), None, None, 3)
     assert last["lines"] == there[-3:] and lines(logs, record(), cursor=last["cursor"]) == []
-    assert not agents.asked and logs.away(record(), None, None) == []
+    assert not agents.asked and logs.unread_notes(record(), None, None) == []
 
 
 def test_of_a_long_log_the_beginning_and_the_end_are_kept_and_the_gap_is_told(node, agents, tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ class Failing:
     def __init__(self, times):
         self.times, self.asked = times, 0
 
-    def keep(self, *_):
+    def copy(self, *_):
         self.asked += 1
         if self.asked <= self.times:
             raise FleetError("node n0 does not answer", "ask again")

@@ -135,7 +135,7 @@ def test_nothing_a_training_job_says_of_its_secret_is_kept_or_told(node, fail):
     node.start(secrets={"KEY": CANARY}, **order)
     ended = node.outcome()
     assert ended["state"] == ("failed" if fail else "succeeded"), node.text()
-    news = [report.to_plain() for report in node.attempts.news({}, {}, 0.0)]
+    news = [report.to_plain() for report in node.attempts.wait_for_changes({}, {}, 0.0)]
     told = json.dumps([ended, news, node.text()], ensure_ascii=False).encode()
     assert told.count(b"***") >= 5
     assert not [name for name, form in printed(CANARY).items() if core(form, CANARY) in told]

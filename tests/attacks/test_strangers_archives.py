@@ -72,7 +72,7 @@ def test_an_archive_that_no_node_can_unpack_is_refused_at_its_upload(uploaded, t
     """Accepted here it would fail on the node, look like the node's failure, and be tried again for ever."""
     data = CORRUPT[what]
     with pytest.raises(UserError, match="the submitted archive"):
-        uploaded.keep(hashlib.sha256(data).hexdigest(), given(tmp_path, data))
+        uploaded.store(hashlib.sha256(data).hexdigest(), given(tmp_path, data))
     assert not list((tmp_path / "uploaded").iterdir())
 
 
@@ -99,8 +99,8 @@ def test_an_archive_kept_by_an_older_server_is_refused_at_submit(uploaded, tmp_p
 
 def test_a_sound_archive_is_read_once_and_kept(uploaded, tmp_path):
     sha = hashlib.sha256(HONEST).hexdigest()
-    uploaded.keep(sha, given(tmp_path, HONEST))
-    assert uploaded.has(sha) and uploaded.contents(sha).names == ["train.py", "pkg/model.py"]
+    uploaded.store(sha, given(tmp_path, HONEST))
+    assert uploaded.is_stored(sha) and uploaded.contents(sha).names == ["train.py", "pkg/model.py"]
 
 
 def test_a_comment_behind_an_archive_is_no_harm(tmp_path):
@@ -206,7 +206,7 @@ def test_what_looks_like_credentials_stays_behind_and_is_named(folder):
     assert package.left_out.credentials == (
         *(".aws/", ".env", ".env.production", ".netrc", "a/.ssh/", "conf/.env", "id_rsa", "key.pem"),
     )
-    (told,) = package.left_out.told
+    (told,) = package.left_out.messages
     assert "left out of the submitted folder, because they may hold credentials: .aws/, .env, " in told
     assert "and 3 more. To send .aws/ anyway, write !/.aws/ into .polyfleetignore" in told
 
@@ -219,7 +219,7 @@ def test_a_line_in_the_users_own_file_sends_them(folder):
 
 
 def test_nothing_is_told_where_nothing_was_left_out(folder):
-    assert pack(folder).left_out.told == ()
+    assert pack(folder).left_out.messages == ()
 
 
 def test_python_users_are_warned(folder):
@@ -228,13 +228,13 @@ def test_python_users_are_warned(folder):
     package = pack(with_files(folder, ".env"))
     heard = []
     with Client("http://127.0.0.1:9", "token", progress=heard.append) as told, Client("http://127.0.0.1:9", "t") as api:
-        told.notify(package.left_out.told[0])
+        told.notify(package.left_out.messages[0])
         with pytest.warns(UserWarning, match=r"credentials: \.env\."):
-            api.notify(package.left_out.told[0])
+            api.notify(package.left_out.messages[0])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             api.notify("")
-    assert heard == list(package.left_out.told)
+    assert heard == list(package.left_out.messages)
 
 
 def test_a_users_file_that_is_a_pipe_does_not_block(folder):

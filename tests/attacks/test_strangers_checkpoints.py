@@ -143,7 +143,7 @@ def test_one_tensor_in_many_parts_takes_no_longer_than_many_tensors(tmp_path):
 
 def test_a_manifest_of_too_many_parts_tensors_or_files_is_refused_before_it_is_followed(monkeypatch):
     checks = sys.modules["workers.checkpoint.format.manifest_checks"]
-    for limit in ("MOST_PARTS", "MOST_TENSORS", "MOST_FILES"):
+    for limit in ("MAX_PARTS_PER_TENSOR", "MAX_TENSORS", "MAX_FILES"):
         assert getattr(checks, limit) >= 65_536
         monkeypatch.setattr(checks, limit, 3)
     files = {f"{i}.safetensors": {"bytes": 8, "xxh3_128": ["0"]} for i in range(4)}
@@ -204,7 +204,7 @@ def large_manifest():
 
 def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp_path, monkeypatch):
     name, text = "step-00000001-00000000", large_manifest()
-    folder = storage.make(f"jobs/{name}")
+    folder = storage.make_folder(f"jobs/{name}")
     (folder / NAME).write_bytes(text)
     (folder / "a.safetensors").write_bytes(b"\0" * (1 << 20))
     stored = PoolCheckpoints(storage)
@@ -228,7 +228,7 @@ def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp
 def test_a_listing_of_faults_takes_as_long_as_its_files_not_as_files_times_tensors(storage):
     files = {f"{i}.safetensors": {"bytes": 16, "xxh3_128": ["0" * 32]} for i in range(12_000)}
     tensors = {f"m/{i}": tensor(shards=[{"file": f"{i}.safetensors", "offset": 8}]) for i in range(12_000)}
-    folder = storage.make("step-00000001-00000000")
+    folder = storage.make_folder("step-00000001-00000000")
     (folder / NAME).write_bytes(manifest(tensors, files=files))
     for name in files:
         (folder / name).write_bytes(b"short")
@@ -462,7 +462,7 @@ def readers():
 
 def slow_import(storage):
     """Arguments of an import that reads for minutes before it tells anything: 50 GB that are not there."""
-    folder = storage.make("in")
+    folder = storage.make_folder("in")
     path = torch_file(folder / "x.pt", op(b"}"))
     with zipfile.ZipFile(path, "a", allowZip64=True) as archive:
         start = archive.start_dir

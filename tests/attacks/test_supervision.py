@@ -45,7 +45,7 @@ def daemon(deed, pid_file, leave="os.setsid()"):
 @pytest.fixture(scope="module")
 def zygote():
     """Starts supervisors as an agent does."""
-    AT_WORK["STARTER"].begin()
+    AT_WORK["STARTER"].start()
     yield
     AT_WORK["STARTER"].close()
 
@@ -83,7 +83,7 @@ def ended(node, job="j"):
 
     def over():
         node.attempts.renew()
-        node.attempts.news({}, {}, 0.0)
+        node.attempts.wait_for_changes({}, {}, 0.0)
         return node.folder(job).outcome.exists()
 
     node.until(over, f"{job} ended")
@@ -93,7 +93,7 @@ def ended(node, job="j"):
 def nothing_is_left(node, groups, *pids):
     node.until(lambda: not any(alive(pid) for pid in pids), f"{pids} are gone")
     node.until(lambda: groups is None or not list(groups.glob("polyfleet-*")), "its control group is removed")
-    assert node.reopen().live() == []
+    assert node.reopen().live_attempts() == []
 
 
 def recorded(node, job="j"):
@@ -171,7 +171,7 @@ def test_a_lock_held_by_somebody_else_is_no_sign_of_life(node, groups, tmp_path)
 def test_without_its_record_a_supervisor_is_still_known_to_its_agent(node, groups, tmp_path):
     node.start(command=daemon("pass", tmp_path / "pid"))
     pid = node.until_file(tmp_path / "pid")
-    node.attempts.news({}, {}, 0.0)
+    node.attempts.wait_for_changes({}, {}, 0.0)
     supervisor, keeper = recorded(node)
     node.folder().supervisor.write_text("[" * 1000)
     os.kill(supervisor, 9)
@@ -183,7 +183,7 @@ def test_what_goes_wrong_with_one_attempt_at_the_fence_does_not_concern_the_next
     for job in ("a", "b"):
         node.start(job, ("sh", "-c", "echo ready; exec sleep 600"))
         node.until_printed("ready", job)
-    broken, sound = sorted(node.attempts.live(), key=lambda attempt: attempt.id)
+    broken, sound = sorted(node.attempts.live_attempts(), key=lambda attempt: attempt.id)
     lease.write(sound.folder.lease, 30.0)
     broken.folder.lease.unlink()
     broken.folder.lease.mkdir()

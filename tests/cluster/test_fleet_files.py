@@ -1,5 +1,6 @@
 """What is kept on disk about a fleet, and how its nodes are started."""
 
+import json
 import stat
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def test_a_record_comes_back_as_it_was_written_and_only_its_owner_reads_it(home:
     assert fleet_record.read() == written
     assert stat.S_IMODE(fleet_record.path().stat().st_mode) == 0o600
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_record_of_an_older_checkout_is_read_by_todays_names(home: Path):
+    written = record(temp_dir="/tmp/x", skipped_pools=(("xla", "no"),), accelerator_counts={"nvidia": 2})
+    fleet_record.write(written)
+    plain = json.loads(fleet_record.path().read_text())
+    old = {"skipped_pools": "left_out", "accelerator_counts": "found", "previous_temp_dir": "before"}
+    fleet_record.path().write_text(json.dumps({old.get(key, key): value for key, value in plain.items()}))
+    assert fleet_record.read() == written
 
 
 def test_without_a_fleet_there_is_no_record():

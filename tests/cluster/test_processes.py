@@ -26,9 +26,9 @@ STEPPED = """
 import sys
 from pathlib import Path
 import psutil
-from cluster.processes import ProcessId, age_s, alive
+from cluster.processes import ProcessId, age_s, is_alive
 process = ProcessId(int(sys.argv[1]), sys.argv[2])
-print(psutil.Process(process.pid).create_time() - float(sys.argv[3]), alive(process), age_s(process) < 60)
+print(psutil.Process(process.pid).create_time() - float(sys.argv[3]), is_alive(process), age_s(process) < 60)
 """
 """Said by a process that sees another boot time, as every one does after a step of the clock."""
 
@@ -138,7 +138,7 @@ def test_what_a_stopped_process_started_for_good_lives_on(tmp_path: Path):
     while "started" not in (tmp_path / "log").read_text():
         assert is_alive(server)
     node = identify(int((tmp_path / "pid").read_text()))
-    stop([server], grace_s=5, spare=[node])
+    stop([server], grace_s=5, exclude=[node])
     assert is_alive(node) and not is_alive(server)
     stop([node])
 

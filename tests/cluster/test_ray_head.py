@@ -59,7 +59,7 @@ def test_nodes_of_the_cluster_before_are_killed_without_a_word(record: FleetReco
     done = ray_head.kill_previous_nodes(replace(record, previous_temp_dir=str(before)))
     assert old.wait(30) == -9 and not before.exists()
     assert new.poll() is None and not (record.cwd("cpu-0") / "told").exists()
-    assert done.before == "" and fleet_record.read() == done
+    assert done.previous_temp_dir == "" and fleet_record.read() == done
 
 
 def test_a_node_that_nobody_wrote_down_ends_before_another_takes_its_name(record: FleetRecord, tmp_path: Path, shell):
@@ -88,5 +88,5 @@ def test_a_new_head_without_its_nodes_is_no_fleet_yet_and_whoever_comes_next_goe
     done = NodeRepair(print).restart_lost_nodes()
     assert "node cpu-0 did not start: no device" in done.postponed[ray_head.HEAD]
     now = fleet_record.read()
-    assert now is not None and (now.state, now.before, lost_nodes(now)) == ("up", "", ("cpu-0",))
+    assert now is not None and (now.state, now.previous_temp_dir, lost_nodes(now)) == ("up", "", ("cpu-0",))
     assert old.wait(30) == -9 and now.head == record.head

@@ -38,7 +38,7 @@ def test_the_demo_ends_well_and_its_summary_is_true(tmp_path: Path):
     assert all(job["state"] == "SUCCEEDED" for job in summary["jobs"])
     recovered = summary["recovered"]
     assert recovered["resumed_step"] >= 50 and len(recovered["kinds"]) == 2
-    measured = {cell["pool"] for cell in summary["benchmark"]["cells"]}
+    measured = {cell["pool"] for cell in summary["benchmark"]["results"]}
     assert measured == set(summary["pools"])
     if "xla" in summary["pools"]:
         assert recovered["kinds"] == ["tpu:emulated", "cpu"]

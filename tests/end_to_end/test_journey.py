@@ -224,7 +224,7 @@ def test_the_pools_are_compared_in_turns_with_their_numbers_checked(fleet: Orche
     brief = ("--level", "O0", "--max-rounds", "6", "--rounds", "6", "--case-seconds", "0.05")
     done = cli("benchmark", "run", "rmsnorm", "--pools", "cpu,other", *brief, "-o", "json")
     assert done.returncode == 0, done.stderr
-    cells = json.loads(done.stdout)["cells"]
+    cells = json.loads(done.stdout)["results"]
     assert {cell["pool"] for cell in cells} == ({"cpu", "other"} if emulated else {cells[0]["pool"]})
     assert all(cell["status"] == "measured" and cell["accuracy"]["ok"] for cell in cells), cells
 

@@ -225,12 +225,12 @@ def test_what_has_no_content_stays_behind_and_is_named_with_its_pattern(folder, 
     NO_FILES[what](folder / name)
     package = pack(folder)
     assert names(package) == ["lib/model.py", "train.py"]
-    (told,) = package.left_out.told
+    (told,) = package.left_out.messages
     assert f"{name} ({what.partition(' outside')[0].replace('through a file', 'to nothing')}" in told
     pattern = told.partition("write ")[2].partition(" into .polyfleetignore")[0]
     (folder / ".polyfleetignore").write_text(f"{pattern}\n")
     package = pack(folder)
-    assert (names(package), package.left_out.told) == ([".polyfleetignore", "lib/model.py", "train.py"], ())
+    assert (names(package), package.left_out.messages) == ([".polyfleetignore", "lib/model.py", "train.py"], ())
     (folder / ".polyfleetignore").write_text(f"!{pattern}\n")
     with pytest.raises(SpecError, match=r"no content to send.*\.polyfleetignore"):
         pack(folder)
@@ -255,12 +255,12 @@ def test_what_tools_make_anew_stays_behind_is_named_and_can_be_kept(folder, file
     (folder / file).write_bytes(DUMP)
     package = pack(folder)
     assert names(package) == ["lib/model.py", "train.py"]
-    (told,) = package.left_out.told
+    (told,) = package.left_out.messages
     assert GENERATED[file] in told
     (folder / ".polyfleetignore").write_text(told.partition("write ")[2].partition(" into .polyfleetignore")[0])
     package = pack(folder)
     assert file in names(package)
-    assert package.left_out.told == ()
+    assert package.left_out.messages == ()
 
 
 def test_core_is_a_folder_of_code_or_a_text_too(folder):
@@ -275,7 +275,7 @@ def test_history_is_named_and_never_sent(folder):
     (folder / ".polyfleetignore").write_text("!.git\n")
     package = pack(folder)
     assert names(package) == [".polyfleetignore", "lib/model.py", "train.py"]
-    (told,) = package.left_out.told
+    (told,) = package.left_out.messages
     assert ".git/" in told and "clones the repository" in told
 
 

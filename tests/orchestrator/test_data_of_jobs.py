@@ -257,7 +257,7 @@ def test_a_cache_that_is_too_small_is_told_and_the_job_fails(live, bucket, monke
     with pytest.raises(SpecError, match=r"data.0: the data has 1,048,577 bytes; the cache is limited to 1,000"):
         moves.bring(asked(), lambda what: None)
     monkeypatch.setenv("POLYFLEET_DATA_CACHE_BYTES", "many")
-    with pytest.raises(SpecError, match="write bytes"):
+    with pytest.raises(SpecError, match="write a number of bytes"):
         moves.bring(asked(), lambda what: None)
 
 

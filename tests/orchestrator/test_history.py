@@ -58,7 +58,7 @@ def one_life(live, wait_for):
     with asked(live.service.store) as found:
         job = live.service.submit(RUN, "", "")["id"]
         record = live.service.jobs_table.get
-        wait_for(lambda: record(job).job.state in TERMINAL and record(job).live is None)
+        wait_for(lambda: record(job).job.state in TERMINAL and record(job).live_attempt is None)
     return found
 
 

@@ -100,7 +100,7 @@ def names(package):
 
 def told_beside_history(package):
     """The lines for the user but for that about `.git`."""
-    return [line for line in package.left_out.told if "they are not part of the code: .git/" not in line]
+    return [line for line in package.left_out.messages if "they are not part of the code: .git/" not in line]
 
 
 def git(folder, *words, **options):
@@ -170,7 +170,7 @@ def test_whatever_is_written_git_agrees(tmp_path_factory, lines, parts):
 def stays(rules, name):
     """Itself or, as the walk has it, the folder it is in."""
     above, slash, _ = name.rpartition("/")
-    return bool(slash and rules.why(above, True)) or rules.why(name, False) is not None
+    return bool(slash and rules.exclusion_reason(above, True)) or rules.exclusion_reason(name, False) is not None
 
 
 def test_deeper_files_win_and_folders_above_count_up_to_the_repositorys(tmp_path):
@@ -236,7 +236,7 @@ def test_what_git_leaves_out_is_counted_named_and_said_how_to_bring_along(folder
 
 def test_a_data_set_that_stays_behind_is_not_counted_to_its_end(folder, monkeypatch):
     for module in (excluded_files, submitted_folder):
-        monkeypatch.setattr(module, "MOST_COUNTED", 3)
+        monkeypatch.setattr(module, "MAX_COUNT", 3)
     write(folder, {".gitignore": "data/\n", **dict.fromkeys((f"data/{n}/x" for n in range(5)), "")})
     (told,) = told_beside_history(pack(folder))
     assert "at least 3 files (data/)" in told
@@ -254,7 +254,7 @@ def test_outside_of_a_repository_gitignore_leaves_out_nothing_as_for_git(folder)
     assert names(pack(folder)) == [".gitignore", "module/.gitignore", "train.py"]
     (folder / ".git").rmdir()
     everything = [".gitignore", "keep.ckpt", "module/.gitignore", "module/a.log", "train.py"]
-    assert (names(pack(folder)), pack(folder).left_out.told) == (everything, ())
+    assert (names(pack(folder)), pack(folder).left_out.messages) == (everything, ())
     (folder / "module" / ".git").mkdir()  # a repository inside of a folder that is none
     assert names(pack(folder)) == [name for name in everything if name != "module/a.log"]
 

@@ -704,7 +704,7 @@ def test_a_batch_that_ranks_share_is_estimated_as_the_greatest_share():
 @pytest.mark.parametrize(
     ("memory", "field", "said"),
     [
-        ({"model": {}}, "resources.memory", "does not tell hidden, layers, vocab, heads, seq"),
+        ({"model": {}}, "resources.memory", "the configuration lacks hidden, layers, vocab, heads, seq"),
         ({"model": LLAMA | {"hidden_size": math.nan}}, "resources.memory", "hidden of a transformer is nan"),
         ({"model": LLAMA | {"hidden_size": "4096"}}, "resources.memory", "hidden of a transformer is '4096'"),
         (
@@ -728,7 +728,12 @@ def test_memory_that_cannot_be_estimated_is_told(memory, field, said):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file"), ("{", "cannot be read"), ("[1]", "is not a JSON object"), ("{}", "does not tell hidden")],
+    [
+        (None, "No such file"),
+        ("{", "cannot be read"),
+        ("[1]", "is not a JSON object"),
+        ("{}", "the configuration lacks hidden"),
+    ],
 )
 def test_a_file_of_a_models_numbers_that_holds_none_is_told(tmp_path, content, said):
     if content is not None:

@@ -127,7 +127,7 @@ def _all():
 
 
 def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypatch):
-    monkeypatch.setattr(live.service._submissions, "_most", 3)
+    monkeypatch.setattr(live.service._submissions, "_max_open", 3)
     live.fleet.hold(live.service)
     with live.http as client:
         for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_store_that_takes_nothing_is_told_at_once_with_when_to_come_back(live)
     with sqlite3.connect(live.home / "polyfleet.db", isolation_level=None) as other, live.http as client:
         other.execute("BEGIN IMMEDIATE")
         refused = client.post("/v1/jobs", json={"spec": RUN}, headers={"Idempotency-Key": "k"})
-        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "NotStored")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "StoreUnavailable")
         assert int(refused.headers["Retry-After"]) > 0
         other.execute("ROLLBACK")
         assert client.post("/v1/jobs", json={"spec": RUN}, headers={"Idempotency-Key": "k"}).status_code == 201

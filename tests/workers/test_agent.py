@@ -116,7 +116,7 @@ def test_a_watch_renews_leases_and_never_outlasts_them(agent):
 
 def test_an_attempt_nobody_watches_is_lost(agent):
     agent.start(1, order(command=("sleep", "600"), lease_s=1.0), {})
-    path = agent._place.node_dir / "attempts/j.1.0/outcome.json"
+    path = agent._identity.node_dir / "attempts/j.1.0/outcome.json"
     wait_for(path.exists)
     assert ended(agent).outcome.state == "lost"
 
@@ -135,7 +135,7 @@ def test_preempt_and_forget(agent, tmp_path):
 
 def test_a_new_agent_goes_on_where_the_old_one_stopped(agent, make):
     agent.start(1, order(command=("sh", "-c", "mkfifo gate; echo ready; cat gate")), {})
-    gate = agent._place.node_dir / "shared/j.1.0/work/0/gate"
+    gate = agent._identity.node_dir / "shared/j.1.0/work/0/gate"
     wait_for(gate.exists)
     second = make()
     assert [r["phase"] for r in second.poll(1, {}, {}, 1.0)["reports"]] == ["running"]
@@ -165,8 +165,8 @@ def test_ports_and_address_are_of_this_machine(agent):
 
 
 def test_files_of_the_storage_are_read_in_pieces(agent):
-    (agent._place.storage / "step-1").mkdir()
-    (agent._place.storage / "step-1/a").write_bytes(b"abc")
+    (agent._identity.storage / "step-1").mkdir()
+    (agent._identity.storage / "step-1/a").write_bytes(b"abc")
     assert agent.read_file("step-1/a", 1, 10, "cpu") == b"bc"
     with pytest.raises(UserError):
         agent.read_file("../node/attempts", 0, 1, "cpu")
@@ -178,7 +178,7 @@ def test_files_of_the_storage_are_read_in_pieces(agent):
 def saved(agent):
     save = pytest.importorskip("workers.checkpoint").save
     torch = pytest.importorskip("torch")
-    return save(agent._place.storage / "jobs/j", 3, {"t": {"w": torch.randn(3_000_000)}, "extra": {"n": 1}}).path
+    return save(agent._identity.storage / "jobs/j", 3, {"t": {"w": torch.randn(3_000_000)}, "extra": {"n": 1}}).path
 
 
 def chunks(agent, path, missing):
@@ -224,7 +224,7 @@ def test_a_script_s_checkpoint_is_handed_on_before_its_attempt_starts_and_left_a
     folder.mkdir(parents=True)
     (folder / "state").write_bytes(b"PK half of a file")
     told = agent.copy_script_checkpoint("j", 1, *asked)
-    assert not told["found"] and "lies at state.torn now" in told["text"]
+    assert not told["found"] and "was moved to state.torn" in told["text"]
     root = str(tmp_path / "storage" / "j")
     arguments = {"checkpoint": {"path": "state"}}
     agent.start(1, order(command=("sleep", "60"), checkpoint_root=root, arguments=arguments), {})
@@ -247,8 +247,8 @@ def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, sa
     for wrong, said in [
         ({"pool": "xla", "path": "x"}, "cannot be read"),
         ({"pool": "cpu", "path": "../x"}, "not a path below"),
-        ({"uri": "file:///etc"}, "not an object store"),
-        ({"uri": "/etc"}, "not an object store"),
+        ({"uri": "file:///etc"}, "an object store"),
+        ({"uri": "/etc"}, "an object store"),
     ]:
         with pytest.raises(UserError, match=said):
             agent.start_tool("verify", {"place": wrong})
@@ -262,7 +262,7 @@ def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_stora
     torch = pytest.importorskip("torch")
     state = {"model": {"w": torch.arange(4.0)}}
     for step in (1, 2):
-        save(agent._place.storage / "jobs/j", step, state)
+        save(agent._identity.storage / "jobs/j", step, state)
     rows = agent.checkpoints("jobs")
     assert sorted(row["step"] for row in rows) == [1, 2]
     newest = agent.resolve_checkpoint("jobs/j")["path"]
@@ -276,9 +276,9 @@ def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_stora
 def test_a_damaged_checkpoint_does_not_verify(agent):
     save = pytest.importorskip("workers.checkpoint").save
     torch = pytest.importorskip("torch")
-    save(agent._place.storage / "j", 1, {"model": {"w": torch.arange(4.0)}})
+    save(agent._identity.storage / "j", 1, {"model": {"w": torch.arange(4.0)}})
     path = agent.resolve_checkpoint("j")["path"]
-    shard = next((agent._place.storage / path).glob("*.safetensors"))
+    shard = next((agent._identity.storage / path).glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(UserError):
         agent.verify_checkpoint(path)

@@ -67,7 +67,7 @@ def test_a_record_that_is_none_counts_as_no_controller(tmp_path):
 
 def test_the_refusal_crosses_ray(tmp_path):
     it = pickle.loads(pickle.dumps(ControllerSuperseded(3, 7)))
-    assert (it.generation, it.seen, str(it)) == (3, 7, str(ControllerSuperseded(3, 7)))
+    assert (it.generation, it.newest, str(it)) == (3, 7, str(ControllerSuperseded(3, 7)))
 
 
 def test_agents_of_two_fleets_on_one_node_have_folders_of_their_own(tmp_path, monkeypatch):

@@ -66,11 +66,11 @@ def test_a_copy_counts_once_it_is_whole(files, storage):
     sent(files, "stale", b"x")
     assert files.newest("j")["epoch"] == 0
     files.keep_only(UP, ["a/b", "l"])
-    files.arrive(UP, "j", 4)
+    files.adopt_upload(UP, "j", 4)
     there = storage.root / "j/output-4"
     assert {p.name for p in there.iterdir()} == {"a", "e", "l"} and (there / "l").read_text() == "12"
     files.begin(UP)
-    files.arrive(UP, "j", 4)
+    files.adopt_upload(UP, "j", 4)
     assert files.newest("j")["epoch"] == 4
 
 

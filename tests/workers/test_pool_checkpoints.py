@@ -55,9 +55,9 @@ def read_bytes() -> int:
 def test_show_plan_and_the_newest_of_a_folder_read_the_manifest_and_no_tensor(stored, tmp_path):
     folder = save(tmp_path / "job", 7, {"state": {"x": torch.zeros(9)}}).path
     grown(folder, GIB)
-    stored.plan(stored.step("job")["path"], "cpu", 1)  # modules are imported now
+    stored.plan(stored.resolve("job")["path"], "cpu", 1)  # modules are imported now
     before = read_bytes()
-    assert stored.step("job") == {"path": f"job/{folder.name}", "passed_over": []}
+    assert stored.resolve("job") == {"path": f"job/{folder.name}", "passed_over": []}
     assert stored.describe(f"job/{folder.name}")["bytes"] == GIB
     assert stored.plan(f"job/{folder.name}", "cpu", 1)["bytes"] == GIB
     assert read_bytes() - before < 1 << 20
@@ -84,10 +84,10 @@ def two(tmp_path) -> list[str]:
 
 
 def test_one_that_does_not_verify_is_marked_passed_over_and_named_until_it_verifies(stored, two, tmp_path):
-    assert stored.step("job") == {"path": two[1], "passed_over": []}  # nobody has read it yet
+    assert stored.resolve("job") == {"path": two[1], "passed_over": []}  # nobody has read it yet
     with pytest.raises(CheckpointError, match=r"chunk 1 of 1 is not what was saved"):
         stored.verify(two[1])
-    [passed] = (found := stored.step("job"))["passed_over"]
+    [passed] = (found := stored.resolve("job"))["passed_over"]
     assert (found["path"], passed["path"]) == (two[0], f"cpu:{two[1]}")
     assert passed["reason"].startswith(f"cpu:{two[1]}/shard-00001.safetensors: chunk 1 of 1 is not what was saved")
     assert stored.describe(two[1])["damaged"] == passed["reason"]
@@ -97,17 +97,17 @@ def test_one_that_does_not_verify_is_marked_passed_over_and_named_until_it_verif
     sound = next((tmp_path / two[0]).glob("*.safetensors")).read_bytes()  # the same tensor at the same place
     shard.write_bytes(sound)
     assert stored.verify(two[1])["ok"]
-    assert (stored.step("job")["path"], stored.damaged()) == (two[1], [])
+    assert (stored.resolve("job")["path"], stored.damaged()) == (two[1], [])
 
 
 def test_one_that_was_cut_is_passed_over_without_reading_it_and_none_left_is_an_error(stored, two, tmp_path):
     [shard] = (tmp_path / two[1]).glob("*.safetensors")
     os.truncate(shard, 100)
-    assert stored.step("job")["path"] == two[0]
+    assert stored.resolve("job")["path"] == two[0]
     (tmp_path / two[0] / "MANIFEST.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in cpu:job is sound; the newest: cpu:job/"):
-        stored.step("job")
-    assert stored.step("nothing") == {"path": "", "passed_over": []}
+        stored.resolve("job")
+    assert stored.resolve("nothing") == {"path": "", "passed_over": []}
 
 
 def test_what_is_told_names_places_as_users_write_them_and_no_path_of_this_disk(stored, two, tmp_path):

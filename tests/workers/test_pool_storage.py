@@ -16,7 +16,7 @@ CLIMBING = ["..", "../x", "a/../../x", "/etc/passwd", "", "a//b", "./a", "a/.", 
 
 @pytest.mark.parametrize("path", CLIMBING)
 def test_a_path_that_could_leave_the_storage_is_refused_everywhere(storage, path):
-    for call in (lambda p: storage.read(p, 0, 1), storage.find, storage.make):
+    for call in (lambda p: storage.read(p, 0, 1), storage.find, storage.make_folder):
         with pytest.raises(UserError, match="is not a path below"):
             call(path)
 
@@ -30,11 +30,11 @@ def test_no_link_is_followed_out_of_the_storage_or_inside_it(storage, tmp_path):
         storage.read("file", 0, 100)
     with pytest.raises(UserError):
         storage.read("folder/x", 0, 100)
-    for call in (storage.resolve, storage.find, storage.make):
+    for call in (storage.resolve, storage.find, storage.make_folder):
         with pytest.raises(UserError):
             call("folder")
     with pytest.raises(UserError):
-        storage.make("folder/below")
+        storage.make_folder("folder/below")
     assert list((tmp_path / "outside").iterdir()) == []
 
 
@@ -50,10 +50,10 @@ def test_pieces_are_bounded(storage):
 
 
 def test_folders_are_made_with_those_above_them(storage):
-    made = storage.make("jobs/j/moved")
+    made = storage.make_folder("jobs/j/moved")
     assert made == storage.root / "jobs/j/moved"
     assert made.is_dir()
-    assert storage.make("jobs/j/moved") == made
+    assert storage.make_folder("jobs/j/moved") == made
     assert storage.find("jobs/j") == storage.root / "jobs/j"
 
 

@@ -57,7 +57,7 @@ def agent(tmp_path):
 
 def until(true, what, agent):
     """By looking at the news, as a controller would."""
-    wait_for(lambda: true() or (agent._attempts.news({}, {}, 0.0) and true()), what)
+    wait_for(lambda: true() or (agent._attempts.wait_for_changes({}, {}, 0.0) and true()), what)
 
 
 def start(agent, **more):
@@ -88,7 +88,9 @@ def facts(agent):
 def ended(agent):
     told = []
     until(
-        lambda: told.extend(r.outcome for r in agent._attempts.news({}, {}, 0.0) if r.outcome) or told, "it ends", agent
+        lambda: told.extend(r.outcome for r in agent._attempts.wait_for_changes({}, {}, 0.0) if r.outcome) or told,
+        "it ends",
+        agent,
     )
     return told[0]
 

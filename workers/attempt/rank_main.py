@@ -74,7 +74,7 @@ def _run_task(folder: SharedFolder, rank: int) -> dict[str, Any]:
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
     # Not written after sys.exit: the code may have been asked to stop. `sigterm` shows whether our handler has run.
-    context.events.write("note", done=True, sigterm=context.stop.asked)
+    context.events.write("note", done=True, sigterm=context.stop.requested)
     return result
 
 

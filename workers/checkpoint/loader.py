@@ -192,7 +192,7 @@ def _wait_for_background_save(path: "str | os.PathLike[str]") -> None:
     """Wait for a background save of this process below `path`, so that its checkpoint is found."""
     background = sys.modules.get("workers.checkpoint.background_saver")
     if background is not None:
-        background.SHARED.settle(path)
+        background.SHARED.wait_below(path)
 
 
 def _find_checkpoint(path: Path, step: "int | str") -> Path:

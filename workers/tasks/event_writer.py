@@ -11,8 +11,8 @@ from typing import Any
 from workers.attempt.redaction import Redactor
 from workers.attempt.reserved_files import is_full
 
-RESERVED = frozenset({"t", "rank", "type"})
-"""Keys of every event."""
+RESERVED = frozenset({"t", "rank", "type", "attempt", "seq", "time"})
+"""Keys of every event, and of every line of metrics that the server returns."""
 
 
 REPORT_KEYS = frozenset({"step", "of"})

@@ -46,7 +46,7 @@ async def submit(body: SubmitBody, service: Service, request: Request, key: Key)
     """
     submission = submissions.Submission(body.spec, body.code_archive, key)
     if submission.is_quick:
-        return json_response(await request.app.state.submissions.ask(submission), 201)
+        return json_response(await request.app.state.submissions.submit(submission), 201)
     return json_response(await anyio.to_thread.run_sync(service.submit, body.spec, body.code_archive, key), 201)
 
 

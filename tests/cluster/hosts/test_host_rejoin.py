@@ -57,7 +57,7 @@ def test_pauses_grow_while_a_host_is_not_reached_and_the_reason_is_told(away):
         told = away.at(now_s)
     pauses = [later - earlier for earlier, later in zip(away.joined, away.joined[1:], strict=False)]
     assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, 8 * FIRST_PAUSE_S, 240.0]
-    assert "far-b could not be joined again: host b.lab is not reached" in told.waiting["far-b"]
+    assert "far-b could not be joined again: host b.lab is not reached" in told.postponed["far-b"]
 
 
 def test_a_fleet_that_is_taken_down_joins_nobody(away):

@@ -155,4 +155,4 @@ def test_parquet_has_a_row_per_block_or_says_what_to_install():
     import io
 
     table = pq.read_table(io.BytesIO(export.to_parquet(run("a"))))
-    assert table.num_rows == 15 and table.target("case")[0].as_py() == "softmax/256x4096"
+    assert table.num_rows == 15 and table.column("case")[0].as_py() == "softmax/256x4096"

@@ -103,7 +103,7 @@ def test_hostile_text_acts_neither_in_tables_nor_in_logs_nor_in_errors(command, 
     live.fleet.hold(live.service)
     with http.connect(start=False) as client:
         job = client.submit({"task": "run", "command": "true", "name": "hello"})["id"]
-    live.service.jobs_table.measured(job, {HOSTILE: HOSTILE})
+    live.service.jobs_table.set_metrics(job, {HOSTILE: HOSTILE})
     failure = {"rank": 0, "node": HOSTILE, "kind": "user", "message": HOSTILE, "traceback": HOSTILE, "exit_code": 1}
     recorded.happened(live.service, job, "failed", reason=HOSTILE, failure=failure)
     live.fleet.printed(job, [HOSTILE, "plain"])

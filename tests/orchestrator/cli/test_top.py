@@ -21,7 +21,7 @@ def running(live, talking, wait_for):
 
 
 def test_without_a_terminal_it_prints_one_snapshot(here, live, running):
-    live.service.jobs_table.measured(running, {"step": 7})
+    live.service.jobs_table.set_metrics(running, {"step": 7})
     done = here("top")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -52,7 +52,7 @@ def test_an_agent_that_speaks_at_last_makes_the_node_usable_and_the_next_end_is_
     c.tell(m.AgentStarted("a", "ray-a"))
     c.hear("a", there=())
     node = c.control.nodes["a"]
-    assert (node.broken, node.unmade) == ("", 0)
+    assert (node.agent_error, node.failed_agent_starts) == ("", 0)
     assert StartAgent("a", "ray-a") in c.tell(m.AgentDied("a", "ray-a", is_permanent=True))[1], "at once"
 
 

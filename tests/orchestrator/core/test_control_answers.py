@@ -31,7 +31,7 @@ def test_the_late_answer_of_a_stop_from_before_the_fence_stood_does_not_count_fo
     c.run(w.job("j", w.want("cpu")))
     c.hear("a", there=())
     assert Stop("a", "j", 1, "fence") in c.tick()[1]
-    first_s = c.control.lives["j"].asked["a"].since_s
+    first_s = c.control.attempts["j"].stop_requests["a"].since_s
     assert c.tell(m.FenceAnswered("j", 2, current_epoch=2), 0.5)[1] == [Stop("a", "j", 1, "fence")]
     c.tell(m.StopAnswered("a", "j", 1, "fence", requested_s=first_s))
     c.hear("a", there=(), after_s=0.5)
@@ -48,4 +48,4 @@ def test_the_error_of_a_try_does_not_undo_the_answer_of_another(c, w):
     c.tell(m.CancelRequested("j"))
     c.tell(m.StopAnswered("a", "j", 1, "cancel"))
     c.tell(m.StopAnswered("a", "j", 1, "cancel", "node a gave no answer within 3 s"))
-    assert c.control.lives["j"].asked["a"].heard
+    assert c.control.attempts["j"].stop_requests["a"].is_acknowledged

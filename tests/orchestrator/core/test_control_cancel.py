@@ -19,7 +19,7 @@ def test_a_running_job_is_stopped_and_released_when_its_node_says_that_it_ended(
     c.tell(m.StopAnswered("a", "j", 1, "cancel"))
     assert c.hear("a", t.ended("j", 1, 0, "cancelled")) == ([("j", "released", 1)], [RemoveFiles("a", "j", 1)])
     assert c.tick() == ([], [Release(launch.place)])
-    assert not c.control.records and not c.control.lives
+    assert not c.control.records and not c.control.attempts
 
 
 def test_a_cancel_between_the_ends_of_two_parts_still_releases(c, w, t):
@@ -30,7 +30,7 @@ def test_a_cancel_between_the_ends_of_two_parts_still_releases(c, w, t):
     c.hear("a", t.ended("g", 1, 0, "succeeded"))
     assert c.tell(m.CancelRequested("g"))[0] == [("g", "cancelled", 1)]
     assert c.hear("b", t.ended("g", 1, 1, "succeeded"))[0] == [("g", "released", 1)]
-    assert not c.control.records and not c.control.lives
+    assert not c.control.records and not c.control.attempts
 
 
 @pytest.mark.parametrize("answer", ["launched", "failed"])
@@ -43,7 +43,7 @@ def test_a_cancel_during_a_launch_waits_for_its_answer_and_then_stops_it(c, w, t
         assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[0] == [("j", "released", 1)]
     else:
         assert c.tell(m.LaunchFailed("j", 1, "launch", "no devices"))[0] == [("j", "released", 1)]
-    assert not c.control.records and not c.control.lives
+    assert not c.control.records and not c.control.attempts
 
 
 def test_a_success_that_was_told_before_the_cancel_stays_one(c, w, t):

@@ -49,7 +49,7 @@ def test_a_failure_soon_after_a_node_could_not_be_reached_follows_from_that(gang
 def test_a_node_that_cannot_be_reached_again_is_a_new_reason(gang, t):
     gang.hear_all("a", "b", seconds=CUT_OFF_AFTERMATH_S + 10)
     gang.hear_all("b", seconds=8)
-    assert gang.control.lives["g"].cut_off.reason == "node a has not answered for 7 s"
+    assert gang.control.attempts["g"].cut_off.reason == "node a has not answered for 7 s"
 
 
 def test_a_launch_whose_answer_was_lost_explains_nothing_once_every_part_has_reported(c, w, t):

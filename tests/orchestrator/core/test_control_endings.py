@@ -31,7 +31,7 @@ def test_a_job_that_succeeds_is_finished_forgotten_and_gives_its_devices_back(c,
     assert c.hear("a", t.ended("j", 1, codes={0: 0})) == ([("j", "finished", 1)], [RemoveFiles("a", "j", 1)])
     assert c.tick() == ([], [Release(launch.place)])
     assert c.tell(m.ReleaseAnswered(launch.place)) == ([], [])
-    assert not c.control.records and not c.control.lives and not c.control.pending_releases
+    assert not c.control.records and not c.control.attempts and not c.control.pending_releases
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def lose(c, t, node, others):
     c.hear_all(*others, seconds=8)
     c.tell(m.FenceAnswered("g", 2, current_epoch=2))
     for other in others:
-        live = c.control.lives["g"]
+        live = c.control.attempts["g"]
         rank = next(rank for rank, part in enumerate(live.parts) if part.node == other)
         c.hear(other, t.ended("g", 1, rank, "fenced"))
     c.hear_all(*others, seconds=14)

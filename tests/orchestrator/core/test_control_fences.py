@@ -46,7 +46,7 @@ def test_a_fence_of_ours_is_raised_anew_in_a_cluster_that_is_joined_anew(two, t)
     events, commands = two.hear_all("a", "b", seconds=2)
     assert (events, fences(commands)) == ([], [Fence("j", 1, lower=True)])
     two.tell(m.FenceAnswered("j", 1, current_epoch=1))
-    assert two.state("j") == "RUNNING" and not two.control.overtaken
+    assert two.state("j") == "RUNNING" and not two.control.epoch_guards
 
 
 def test_our_own_fence_that_is_read_is_no_sign_of_a_newer_attempt_and_is_taken_down(two):
@@ -63,9 +63,9 @@ def test_the_fence_of_an_attempt_that_counts_is_read_in_a_cluster_that_is_joined
     asked_s = two.s
     assert rejoin(two) == [Fence("j", 1)]
     two.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=asked_s - 1.0))
-    assert not two.control.lives["j"].is_fence_known, "that was read before"
+    assert not two.control.attempts["j"].is_fence_known, "that was read before"
     two.tell(m.FenceAnswered("j", 1, current_epoch=1))
-    assert two.control.lives["j"].is_fence_known
+    assert two.control.attempts["j"].is_fence_known
 
 
 def test_a_launch_under_way_reads_its_fence_itself(c, w):
@@ -98,7 +98,7 @@ def test_a_superseded_attempt_ends_with_its_lease_also_where_its_job_waits_for_i
     c.tell(m.NodesListed((m.ListedNode("ray-b", "b"),)))
     assert rejoin(c) == [Fence("j", 2)], "raised anew, as another cluster may have lost it"
     c.tell(m.FenceAnswered("j", 2, current_epoch=3))
-    assert c.control.lives["j"].fenced_s == c.s
+    assert c.control.attempts["j"].fenced_s == c.s
 
 
 def test_the_pause_of_a_superseded_attempt_counts_from_when_that_was_known(c, w, t):
@@ -114,7 +114,7 @@ def test_an_answer_that_comes_twice_does_not_begin_the_wait_for_the_lease_anew(t
     fence_off(two)
     stood_s = two.s
     two.tell(m.FenceAnswered("j", 2, current_epoch=2), 5.0)
-    assert two.control.lives["j"].fenced_s == stood_s
+    assert two.control.attempts["j"].fenced_s == stood_s
 
 
 def test_a_gang_that_cannot_end_well_does_not_wait_for_a_node_that_is_gone(c, w, t):
@@ -151,7 +151,7 @@ def test_an_answer_from_before_a_fence_was_to_be_lowered_does_not_confirm_that(l
 
 
 def test_the_late_answer_of_a_first_try_confirms_that_a_fence_was_lowered(lowering):
-    first_s = lowering.control.lives["j"].lowering.requested_s
+    first_s = lowering.control.attempts["j"].lowering.requested_s
     lowering.hear_all("a", "b", seconds=4)
     lowering.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=first_s))
     assert fences(lowering.hear_all("a", "b", seconds=60)[1]) == []
@@ -161,7 +161,7 @@ def test_a_node_that_is_silent_anew_is_fenced_off_although_the_lowering_was_not_
     commands = lowering.hear_all("b", seconds=8)[1]
     assert fences(commands)[-1] == Fence("j", 2)
     lowering.tell(m.FenceAnswered("j", 2, current_epoch=2))
-    assert lowering.control.lives["j"].fenced_s == lowering.s
+    assert lowering.control.attempts["j"].fenced_s == lowering.s
     assert fences(lowering.hear_all("b", seconds=4)[1]) == []
 
 

@@ -18,7 +18,7 @@ def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
     c.place(w.job("j", w.want("cpu")))
     c.tell(m.ClusterParted())
     c.tell(m.Launched("j", 1, step=7))
-    assert not c.control.lives["j"].launching, "it would be STARTING for ever"
+    assert not c.control.attempts["j"].launching, "it would be STARTING for ever"
     assert c.control.records["j"].resumed_step == 7
 
 
@@ -51,7 +51,7 @@ def test_a_launch_that_failed_while_no_fleet_is_joined_frees_its_devices(c, w):
     c.place(w.job("j", w.want("cpu")))
     c.tell(m.ClusterParted())
     assert c.tell(m.LaunchFailed("j", 1, "launch", "no devices"))[0] == [("j", "interrupted", 1)]
-    assert c.state("j") == "RECOVERING" and not c.control.lives
+    assert c.state("j") == "RECOVERING" and not c.control.attempts
 
 
 def test_a_launch_that_started_no_rank_spends_nothing_waits_longer_each_time_and_avoids_its_node(c, w):
@@ -107,7 +107,7 @@ def test_an_answer_that_comes_twice_or_of_an_older_epoch_changes_nothing(c, w, t
     c.run(w.job("j", w.want("cpu")))
     before = c.control
     assert c.tell(told) == ([], [])
-    assert c.control.lives == before.lives
+    assert c.control.attempts == before.attempts
     assert c.tell(replace(told, epoch=9)) == ([], [])
 
 
@@ -216,9 +216,9 @@ def test_a_fence_of_others_that_is_read_lower_later_still_ended_the_attempt(c, w
     c.tell(m.ClusterJoined())
     c.hear("a", there=["j.1.0"])
     assert c.tell(m.FenceAnswered("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
-    asked_s = c.control.lives["j"].fence_requested_s
+    asked_s = c.control.attempts["j"].fence_requested_s
     assert c.tell(m.FenceAnswered("j", 1, current_epoch=1)) == ([], [])
-    live = c.control.lives["j"]
+    live = c.control.attempts["j"]
     assert live.fence_requested_s == asked_s is not None and live.superseded_reason and live.is_fence_known
 
 

@@ -25,11 +25,11 @@ def refuse_again(c, job, *short, seconds, unheld=None, repairs=True, others=()):
     """
     until_s, restarts = c.s + seconds, []
     while c.s < until_s and not restarts:
-        if c.control.lives.get(job):
+        if c.control.attempts.get(job):
             refuse(c, job, *short, unheld=unheld)
         for node in c.control.nodes.values():
             c.hear(node.name, *others, there=[f"{o.job}.{o.epoch}.0" for o in others] if others else None)
-        told = c.tick(1.0, repairs=repairs, expected=frozenset(c.control.nodes))
+        told = c.tick(1.0, restarts_nodes=repairs, expected=frozenset(c.control.nodes))
         restarts = [x for x in told[1] if isinstance(x, RestartNode)]
     return restarts
 
@@ -81,7 +81,7 @@ def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
     for _ in range(3):
         refuse(waiting, "j", "a")
         waiting.hear_all("a", seconds=leaked_devices.STUCK_EXPIRES_S + 10)
-        assert waiting.control.lives["j"]
+        assert waiting.control.attempts["j"]
     assert not any(found.node for found in leaked_devices.list_leaks(waiting.control, Now(waiting.s)))
     assert refuse_again(waiting, "j", "a", seconds=25) == []
 
@@ -118,10 +118,10 @@ def test_launches_that_wait_in_vain_one_after_the_other_keep_no_node_from_its_re
     while not restarts:
         assert c.s < now_s + 120
         for at, job in enumerate(("i", "j")):
-            if job in c.control.lives and int(c.s) % 10 == 5 * at:
+            if job in c.control.attempts and int(c.s) % 10 == 5 * at:
                 refuse(c, job, "a", after_s=0.0)
         c.hear("a")
-        told = c.tick(1.0, repairs=True, expected=frozenset("a"))
+        told = c.tick(1.0, restarts_nodes=True, expected=frozenset("a"))
         restarts = [x for x in told[1] if isinstance(x, RestartNode)]
 
 
@@ -131,7 +131,7 @@ def test_nothing_is_started_again_while_ray_is_away_or_where_the_node_is_not_of_
     away = m.Tick(problem="Ray's head does not answer", expected=frozenset("a"), restarts_nodes=True)
     for tick in (away, m.Tick(expected=frozenset("b"), restarts_nodes=True)):
         assert not any(isinstance(x, RestartNode) for x in waiting.tell(tick)[1])
-    assert waiting.tick(expected=frozenset("a"), repairs=True)[1] == [RestartNode("a", "ray-a", SAID)]
+    assert waiting.tick(expected=frozenset("a"), restarts_nodes=True)[1] == [RestartNode("a", "ray-a", SAID)]
 
 
 def test_a_node_that_is_not_to_be_started_again_after_all_takes_work(waiting):

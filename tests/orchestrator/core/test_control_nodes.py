@@ -35,7 +35,7 @@ def test_a_lost_node_is_forgotten_when_its_user_says_that_it_will_not_come_back(
     c.node("b")
     c.tell(m.DrainRequested("a"))
     c.tell(m.NodesListed((m.ListedNode("ray-b", "b"),)))
-    assert c.control.nodes["a"].lost
+    assert c.control.nodes["a"].lost_reason
     assert c.tell(m.RemoveRequested("a")) == ([("node/a", "undrained", 0)], [])
     assert c.control.nodes.keys() == {"b"}
     c.tell(m.NodesListed((m.ListedNode("ray-b", "b"), m.ListedNode("ray-a2", "a"))))
@@ -51,13 +51,13 @@ def test_a_node_that_lives_or_still_has_attempts_is_not_forgotten(c, w):
     [refused] = c.tell(m.RemoveRequested("a"))[1]
     assert refused.message == "node a still has attempts of j"
     [refused] = c.tell(m.RemoveRequested("nope"))[1]
-    assert refused.absent
+    assert refused.is_missing
 
 
 def test_a_node_that_is_not_there_is_refused_with_the_nearest_name(c):
     c.node("alpha")
     [refused] = c.tell(m.DrainRequested("alpa"))[1]
-    assert (refused.message, refused.absent) == ("no node 'alpa'", True)
+    assert (refused.message, refused.is_missing) == ("no node 'alpa'", True)
     assert "alpha" in refused.remedy
 
 
@@ -139,8 +139,8 @@ def test_a_job_that_is_to_stop_is_not_refused_while_a_lost_node_lives_again_and_
 def test_nothing_is_placed_while_there_is_trouble_and_all_is_placed_after_it(c, w):
     c.node("a")
     c.submit(w.job("j", w.want("cpu")))
-    assert c.tick(trouble="Ray's head does not answer")[0] == []
-    assert c.control.trouble == "Ray's head does not answer"
+    assert c.tick(problem="Ray's head does not answer")[0] == []
+    assert c.control.problem == "Ray's head does not answer"
     assert c.tick()[0] == [("j", "placed", 1)]
 
 

@@ -91,7 +91,7 @@ def test_a_cancelled_job_waits_for_nothing(c, w):
     overtaken(c, w)
     c.tick()
     assert c.tell(m.CancelRequested("j"))[0] == [("j", "cancelled", 1)]
-    assert not c.control.overtaken
+    assert not c.control.epoch_guards
     assert c.tell(m.FenceAnswered("j", 4, current_epoch=4)) == ([], [])
 
 

@@ -16,7 +16,7 @@ def launching(c, w):
 
 
 def part(c, rank, job="g"):
-    return c.control.lives[job].parts[rank]
+    return c.control.attempts[job].parts[rank]
 
 
 def test_a_part_that_has_ended_is_not_in_doubt_when_the_answer_of_its_launch_is_lost(launching, t):
@@ -42,7 +42,7 @@ def test_a_part_that_its_node_has_reported_was_started_and_is_not_in_doubt(launc
 def test_a_part_that_its_node_refused_has_not_started_whatever_it_told_while_it_tried(launching, t):
     launching.hear("a", t.report("g", 1, 0, "starting"))
     launching.tell(m.LaunchFailed("g", 1, "launch", "the disk of node a is full"))
-    assert "g" not in launching.control.lives, "no part may have started: the attempt has ended"
+    assert "g" not in launching.control.attempts, "no part may have started: the attempt has ended"
 
 
 def test_what_cannot_be_read_of_a_part_that_has_succeeded_changes_nothing(gang, t):
@@ -54,7 +54,7 @@ def test_what_cannot_be_read_of_a_part_that_has_succeeded_changes_nothing(gang, 
 
 
 def test_an_answer_that_comes_late_moves_no_part_back(gang, t):
-    gang.hear("a", t.report("g", 1, 0, "starting"), asked_s=gang.s - 5.0)
+    gang.hear("a", t.report("g", 1, 0, "starting"), requested_s=gang.s - 5.0)
     assert part(gang, 0).phase == "running"
 
 
@@ -63,7 +63,7 @@ def test_a_report_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(g
     gang.hear("a", there=(), after_s=5.0)
     assert Fence("g", 2) in gang.tick()[1]
     gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
-    gang.hear("a", t.report("g", 1, 0, "running"), asked_s=before_s)
+    gang.hear("a", t.report("g", 1, 0, "running"), requested_s=before_s)
     assert part(gang, 0).doubt == "node a has no record of this attempt"
     assert not [x for x in gang.tick()[1] if isinstance(x, Fence)], "its fence stays"
     gang.hear("a", t.report("g", 1, 0, "running"), after_s=1.0)
@@ -88,7 +88,7 @@ def test_a_part_that_the_newest_list_of_its_node_has_again_is_in_doubt_no_more(c
 def test_a_list_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(gang):
     before_s = gang.s
     gang.hear("a", there=(), after_s=5.0)
-    gang.hear("a", asked_s=before_s)
+    gang.hear("a", requested_s=before_s)
     assert part(gang, 0).doubt == "node a has no record of this attempt"
 
 
@@ -96,14 +96,14 @@ def test_a_part_whose_start_was_not_answered_and_that_its_node_lists_was_started
     launching.tell(
         m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",))
     )
-    assert [p.doubt for p in launching.control.lives["g"].parts] == ["node b gave no answer"] * 2
+    assert [p.doubt for p in launching.control.attempts["g"].parts] == ["node b gave no answer"] * 2
     launching.hear("a", after_s=1.0)
     launching.hear("b", there=())
-    assert [p.doubt for p in launching.control.lives["g"].parts] == ["", "node b gave no answer"]
+    assert [p.doubt for p in launching.control.attempts["g"].parts] == ["", "node b gave no answer"]
 
 
 def test_the_end_that_a_late_answer_tells_counts_all_the_same(gang, t):
     before_s = gang.s
     gang.hear("a", there=(), after_s=5.0)
-    gang.hear("a", t.ended("g", 1, 0, "succeeded", codes={0: 0}), asked_s=before_s)
+    gang.hear("a", t.ended("g", 1, 0, "succeeded", codes={0: 0}), requested_s=before_s)
     assert part(gang, 0).outcome.state == "succeeded"

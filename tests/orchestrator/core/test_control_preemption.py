@@ -148,7 +148,7 @@ def test_a_job_that_may_not_cross_vendors_stays_with_the_one_it_last_ran_on(c, w
     c.tell(m.Launched("j", 1))
     c.hear("a", t.ended("j", 1, 0, "lost", "lost", "its supervisor is gone"))
     assert c.hear_all("a", "v", seconds=4)[0] == [("j", "placed", 2)]
-    assert [part.node for part in c.control.lives["j"].parts] == ["a"]
+    assert [part.node for part in c.control.attempts["j"].parts] == ["a"]
 
 
 def test_a_waiting_job_that_may_not_cross_vendors_is_not_moved_to_where_it_never_runs(c, w, t):

@@ -23,7 +23,7 @@ def two(c):
 
 def leaves(c, *names):
     """Ray lists the others only."""
-    there = [n for n in c.control.nodes.values() if n.name not in names and not n.lost]
+    there = [n for n in c.control.nodes.values() if n.name not in names and not n.lost_reason]
     return c.tell(m.NodesListed(tuple(m.ListedNode(n.ray_id, n.name) for n in there)))
 
 
@@ -86,7 +86,7 @@ def test_the_last_node_of_a_fleet_that_does_not_come_back_ends_what_waits_for_it
 def test_a_pool_that_the_next_cluster_does_not_have_ends_what_waits_for_it_once_all_have_told(two, w):
     waits_for_v(two, w, recovery=STOPS)
     two.tell(m.ClusterParted(over=True))
-    assert two.tick(600.0, trouble="no fleet is up")[0] == []
+    assert two.tick(600.0, problem="no fleet is up")[0] == []
     two.tell(m.ClusterJoined())
     assert two.tick(2.0, expected=BOTH)[0] == [], "nobody has told anything"
     two.node("a")
@@ -116,7 +116,7 @@ def test_a_time_without_a_cluster_is_none_in_which_a_node_could_have_come_back(t
     leaves(two, "v")
     two.hear_all("a", seconds=20)
     two.tell(m.ClusterParted())
-    two.tick(2 * NODE_RETURN_S, trouble="Ray's head does not answer")
+    two.tick(2 * NODE_RETURN_S, problem="Ray's head does not answer")
     two.tell(m.ClusterJoined())
     two.tell(m.AgentStarted("a", "ray-a"))
     assert two.hear_all("a", seconds=NODE_RETURN_S)[0] == []

@@ -171,8 +171,8 @@ def test_an_agent_that_could_not_be_ended_is_ended_again(c, grows):
 def test_a_node_whose_agent_was_just_asked_for_something_does_not_rest(c, grows):
     c.node("a")
     began_s = c.s
-    assert grows.pass_(400, hears=["a"], called={"a": began_s + 200.0}) == []
-    assert grows.pass_(120, hears=["a"], called={"a": began_s + 200.0}) == [EndIdleAgent("a", "ray-a")]
+    assert grows.pass_(400, hears=["a"], agent_called_s={"a": began_s + 200.0}) == []
+    assert grows.pass_(120, hears=["a"], agent_called_s={"a": began_s + 200.0}) == [EndIdleAgent("a", "ray-a")]
 
 
 def test_nodes_that_the_autoscaler_keeps_in_any_case_keep_their_agents(c):

@@ -28,7 +28,7 @@ def test_an_agent_that_does_not_answer_is_missed_started_again_and_gets_no_new_w
     assert [x.node for x in commands if isinstance(x, RestartAgent)] == ["a"]
     two.submit(w.job("next", w.want("cpu")))
     two.tick()
-    assert [part.node for part in two.control.lives["next"].parts] == ["b"]
+    assert [part.node for part in two.control.attempts["next"].parts] == ["b"]
 
 
 def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(two):
@@ -42,7 +42,7 @@ def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(tw
     events, commands = two.hear_all("b", seconds=4)
     assert events == [("j", "interrupted", 1), ("j", "placed", 2)] or events == [("j", "interrupted", 1)]
     events, commands = two.hear_all("b", seconds=4)
-    assert [part.node for part in two.control.lives["j"].parts] == ["b"]
+    assert [part.node for part in two.control.attempts["j"].parts] == ["b"]
 
 
 def test_the_pause_after_a_lost_node_counts_from_the_fence_and_has_passed_with_the_lease(two):
@@ -60,7 +60,7 @@ def test_a_longer_pause_after_a_lost_node_is_kept_from_the_fence_on(c, w):
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, backoff_s=30.0)))
     c.tell(m.ResumeRequested("b"))
     c.hear_all("b", seconds=8)
-    fenced_off_s = c.control.lives["j"].raised_s
+    fenced_off_s = c.control.attempts["j"].raised_s
     c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     c.hear_all("b", seconds=14)
     assert c.state("j") == "RECOVERING"
@@ -110,7 +110,7 @@ def test_the_word_of_its_node_that_nothing_runs_is_enough_if_it_was_asked_after_
 
 def test_a_list_that_was_asked_for_before_a_newer_one_says_nothing(two):
     two.hear("a", after_s=1.0)
-    two.hear("a", there=(), asked_s=two.s - 1.0)
+    two.hear("a", there=(), requested_s=two.s - 1.0)
     assert two.tick(0.5) == ([], [])
 
 
@@ -178,9 +178,9 @@ def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_nex
     two.tell(m.FenceAnswered("j", 1, current_epoch=1))
     assert fences(two.hear_all("b", seconds=8)[1]) == [Fence("j", 2)]
     two.tell(first)
-    assert two.control.lives["j"].fenced_s is None
+    assert two.control.attempts["j"].fenced_s is None
     two.tell(m.FenceAnswered("j", 2, current_epoch=2))
-    assert two.control.lives["j"].fenced_s == two.s
+    assert two.control.attempts["j"].fenced_s == two.s
 
 
 def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answers_and_has_it(c, w, t):
@@ -226,7 +226,7 @@ def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(
     two.tell(m.AgentStarted("a", "1third"))
     two.hear("a", t.report("j", 1, 0, "running"), ray_id="1third")
     two.tick(0.5)
-    assert two.state("j") == "RUNNING" and two.control.lives["j"].fenced_s is None
+    assert two.state("j") == "RUNNING" and two.control.attempts["j"].fenced_s is None
 
 
 def test_a_second_name_of_a_node_that_is_gone_keeps_no_job_waiting_for_an_attempt_that_has_ended(two, t):
@@ -261,7 +261,7 @@ def test_a_job_that_is_to_wait_for_its_node_is_not_replaced_and_says_so(c, w):
     c.node("a")
     c.node("b")
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, on_disconnect="wait")))
-    node = c.control.lives["j"].parts[0].node
+    node = c.control.attempts["j"].parts[0].node
     [other] = {"a", "b"} - {node}
     events, commands = c.hear_all(other, seconds=300)
     assert (events, fences(commands)) == ([], [])

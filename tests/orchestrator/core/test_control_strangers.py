@@ -25,7 +25,7 @@ def test_an_attempt_of_a_job_that_the_log_does_not_know_is_not_stopped_and_its_n
 def test_an_attempt_of_a_job_that_has_ended_is_stopped_and_then_forgotten_until_it_is(c, t):
     """Asked again, and not more often than a node can answer: stops and forgets may be lost."""
     c.node("a")
-    known = {"known": frozenset({"old"}), "there": ["old.2.0"]}
+    known = {"stored_jobs": frozenset({"old"}), "there": ["old.2.0"]}
     assert c.hear("a", t.report("old", 2, 0, "running"), **known)[1] == [Stop("a", "old", 2, "cancel")]
     assert why(c, "a") == "node a still runs old.2.0, which was replaced and is being stopped"
     assert c.hear("a", t.ended("old", 2, 0, "cancelled"), **known)[1] == [RemoveFiles("a", "old", 2)]

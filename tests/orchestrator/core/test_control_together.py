@@ -14,7 +14,7 @@ def test_answers_taken_together_are_as_one_after_the_other(c, w):
     told = tuple(RankEvent("report", 0, 1.0, at, {"step": at}) for at in (1, 2))
     beats = [
         m.Heartbeat(part.node, f"ray-{part.node}", c.s, None, (AttemptStatus(live.job, 1, 0, "running", told, 2),))
-        for live in c.control.lives.values()
+        for live in c.control.attempts.values()
         for part in live.parts
     ]
     at, state, events, commands = Now(c.s, c.wall_s), c.control, (), ()

@@ -17,7 +17,7 @@ def written_events() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-                if name in ("event", "note", "Event", "Decision"):
+                if name in ("event", "node_event", "Event", "Decision"):
                     found |= {
                         a.value for a in node.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)
                     }

@@ -52,7 +52,7 @@ def test_what_jobs_of_the_workload_ran_there_counts(w, world, source):
     elif source == "waiting":
         seen = replace(seen, progress={"j0": Progress(ran_on={TPU: spent_s})})
     else:
-        running = w.running("r", (f"gone/{TPU}", (0, 1)), asked=job(w, "r"))
+        running = w.running("r", (f"gone/{TPU}", (0, 1)), spec=job(w, "r"))
         seen = replace(seen, running=(running,), since={"r": Since(0.0, seen.now_s - spent_s / 2)})
     assert kinds(seen) == ["cpu"]
     assert kinds(replace(seen, explore_device_s=3601.0 + spent_s)) == [TPU]

@@ -32,7 +32,7 @@ def asks(w, name, kind, gib, count=1, priority=0, number=0, **more):
 
 
 def holds(w, job, *leases, **more):
-    return w.running(job.id, *leases, priority=job.priority, asked=job, **more)
+    return w.running(job.id, *leases, priority=job.priority, spec=job, **more)
 
 
 def test_two_jobs_of_one_plan_are_not_promised_the_same_memory(w, spark):

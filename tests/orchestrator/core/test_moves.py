@@ -28,7 +28,7 @@ def training(w, name="slow", kinds=("cpu", "tpu"), **more):
 
 
 def held(w, job, *leases, saves=True, **more):
-    return w.running(job.id, *leases, asked=job, saves=saves, **more)
+    return w.running(job.id, *leases, spec=job, saves=saves, **more)
 
 
 FAR = Progress(step=100, of=10_100, rates={("cpu", 1): 1.0, ("tpu:v5e", 1): 10.0}, starts_s=30.0)

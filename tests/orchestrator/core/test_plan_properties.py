@@ -276,7 +276,7 @@ def priced(draw) -> Snapshot:
     names = [*(job.id for job in seen.jobs), *(r.job for r in seen.running)]
     alike = draw(st.booleans())
     attempts = [replace(r, priority=0, stopping=False, preemptible=True) if alike else r for r in seen.running]
-    held = tuple(replace(r, asked=_asked(draw, r, seen), saves=alike or draw(st.booleans())) for r in attempts)
+    held = tuple(replace(r, spec=_asked(draw, r, seen), saves=alike or draw(st.booleans())) for r in attempts)
     return replace(
         seen,
         running=held,
@@ -442,7 +442,7 @@ class World(RuleBasedStateMachine):
         if job.state in TERMINAL:
             self.write(Event(job.id, "released", job.epoch, self.now_s, {"outcome": "cancelled"}))
             return
-        how = retry.AttemptEnd(state, record.live.candidate, failure, "", codes)
+        how = retry.AttemptEnd(state, record.live_attempt.candidate, failure, "", codes)
         decided = retry.decide_retry(job, how)
         self.paused[job.id] = self.now_s + decided.pause_s
         self.write(ended(job, decided, self.now_s))
@@ -478,7 +478,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def a_device_belongs_to_at_most_one_attempt_and_none_is_invented(self):
         total = {d.id: d.total for d in self.fleet}
-        held = [(i, n) for r in self.live() for i, numbers in r.live.allocation for n in numbers]
+        held = [(i, n) for r in self.live() for i, numbers in r.live_attempt.allocation for n in numbers]
         assert len(held) == len(set(held))
         assert all(0 <= number < total[devices_id] for devices_id, number in held)
 
@@ -487,7 +487,7 @@ class World(RuleBasedStateMachine):
         for record in self.records.values():
             assert [a.epoch for a in record.attempts] == list(range(1, record.job.epoch + 1))
             assert all(a.ended_s is not None for a in record.attempts[:-1])
-            assert record.live is None or record.job.state not in WAITING
+            assert record.live_attempt is None or record.job.state not in WAITING
 
     @invariant()
     def replaying_the_log_once_or_twice_over_gives_the_same_jobs(self):
@@ -505,13 +505,13 @@ class World(RuleBasedStateMachine):
         return self.records[job_id].job
 
     def live(self):
-        return [r for r in self.records.values() if r.live]
+        return [r for r in self.records.values() if r.live_attempt]
 
     def snapshot(self):
         records = self.records.values()
-        held = plus({d.id: set() for d in self.fleet}, (r.live for r in self.live()))
+        held = plus({d.id: set() for d in self.fleet}, (r.live_attempt for r in self.live()))
         devices = tuple(replace(d, free=tuple(sorted(set(d.free) - held[d.id]))) for d in self.fleet)
-        waiting = tuple(r.job for r in records if r.job.state in WAITING and not r.live)
+        waiting = tuple(r.job for r in records if r.job.state in WAITING and not r.live_attempt)
         return Snapshot(self.now_s, devices, waiting, running(records), paused_until_s=self.paused)
 
 

@@ -25,7 +25,7 @@ def fleet(w):
     def made(jobs, held=(), projects=None, **more):
         node = w.devices("a", 4, free=range(len(held), 4))
         running = [
-            w.running(job.id, (node.id, (n,)), priority=job.priority, order=job.number, asked=job)
+            w.running(job.id, (node.id, (n,)), priority=job.priority, order=job.number, spec=job)
             for n, job in enumerate(held)
         ]
         return w.snapshot([node], jobs, running, projects=projects or {"vision": VISION}, **more)
@@ -168,7 +168,7 @@ def test_a_gang_that_waits_for_quota_is_not_overtaken_by_small_jobs_of_its_proje
 def test_a_running_job_of_a_full_project_moves_and_grows_within_its_quota(w):
     far = Progress(step=100, of=10_100, rates={("cpu", 1): 1.0, ("tpu:v5e", 1): 10.0}, starts_s=30.0)
     job = w.job("slow", w.want("cpu"), w.want("tpu"), number=1, project="vision")
-    running = w.running("slow", ("a/cpu", (0,)), asked=job, saves=True)
+    running = w.running("slow", ("a/cpu", (0,)), spec=job, saves=True)
     seen = w.snapshot([w.cpu("a", 1, free=()), w.v5e("t", 1)], [], [running], policy="finish_time")
     seen = replace(seen, since={"slow": Since(-9999.0, -9999.0)}, progress={"slow": far})
     assert plan(replace(seen, projects={"vision": Project({"cpu": 1, "tpu": 1})}), full=True).preempt
@@ -179,7 +179,7 @@ def test_a_running_job_of_a_full_project_moves_and_grows_within_its_quota(w):
 def test_what_a_job_holds_counts_for_its_own_move(w, quota, grows):
     rates = Progress(step=100, of=10_100, rates={("cpu", 1): 1.0, ("cpu", 2): 2.0}, starts_s=30.0)
     job = w.job("slow", w.want("cpu", count=2, min_count=1), number=1, project="vision")
-    running = w.running("slow", ("a/cpu", (0,)), asked=job, saves=True)
+    running = w.running("slow", ("a/cpu", (0,)), spec=job, saves=True)
     other = w.job("small", w.want("cpu"), number=2, project="vision")
     seen = w.snapshot([w.cpu("a", 4, free=(1, 2, 3))], [], [running], policy="finish_time")
     seen = replace(seen, since={"slow": Since(-9999.0, -9999.0)}, progress={"slow": rates})
@@ -205,7 +205,7 @@ def test_a_project_that_may_not_borrow_never_holds_more_than_its_quota(w, wanted
         for n, (count, priority, project) in enumerate(wanted, 1)
     ]
     runs = w.job("r", project="vision")
-    running = [w.running("r", (nodes[0].id, tuple(range(held))), asked=runs)] if held else []
+    running = [w.running("r", (nodes[0].id, tuple(range(held))), spec=runs)] if held else []
     seen = w.snapshot(nodes, asked, running, policy=policy)
     limited = replace(
         seen, projects={"vision": Project({"nvidia:H100": quota}), "speech": Project({"nvidia": 1}, True)}

@@ -59,7 +59,7 @@ class Fleet:
         return [(f"{pool}-0", _agent(pool, kind)) for pool, kind in (("a", "cpu"), ("b", "cpu:ipex"))]
 
     def submit(self, spec, package, key):
-        told = self.store.once(key, repr((spec, package)), lambda: StoredResponse({"id": f"j-{key}"}, (), 201))
+        told = self.store.idempotent(key, repr((spec, package)), lambda: StoredResponse({"id": f"j-{key}"}, (), 201))
         self.submitted.append(told["id"])
         self.jobs[told["id"]] = Record(Job(told["id"], spec["name"], "benchmark", ()))
         return told
@@ -118,11 +118,11 @@ def test_a_run_whose_second_job_is_refused_has_failed_and_the_first_is_cancelled
 
     runs = fleet.runs(submit)
     with pytest.raises(SpecError, match="is not here"):
-        runs.begin(REQUEST, "", "key")
+        runs.start(REQUEST, "", "key")
     [view] = runs.views()
-    assert (view["state"], view["reason"]) == ("FAILED", "package: is not here")
+    assert (view["state"], view["reason"]) == ("FAILED", "code_archive: is not here")
     assert fleet.cancelled == fleet.submitted and len(fleet.cancelled) == 1
-    assert runs.begin(REQUEST, "", "key")["state"] == "FAILED"  # asked again, it is the same run
+    assert runs.start(REQUEST, "", "key")["state"] == "FAILED"  # asked again, it is the same run
 
 
 def test_a_run_whose_jobs_the_fleet_does_not_take_now_says_so_and_submits_them_later(store):
@@ -135,7 +135,7 @@ def test_a_run_whose_jobs_the_fleet_does_not_take_now_says_so_and_submits_them_l
         return fleet.submit(spec, package, key)
 
     runs = fleet.runs(submit)
-    view = runs.begin(REQUEST, "")
+    view = runs.start(REQUEST, "")
     assert (view["state"], view["reason"]) == ("WAITING", "the disk is full")
     full.clear()
     wait_for(lambda: len(fleet.submitted) == 2)
@@ -146,13 +146,13 @@ def test_a_run_whose_jobs_the_fleet_does_not_take_now_says_so_and_submits_them_l
 def test_the_same_key_is_the_same_run_and_another_request_under_it_is_a_conflict(store):
     fleet = Fleet(store)
     runs = fleet.runs()
-    first = runs.begin(REQUEST, "", "key")
-    assert runs.begin(REQUEST, "", "key")["run"] == first["run"]
+    first = runs.start(REQUEST, "", "key")
+    assert runs.start(REQUEST, "", "key")["run"] == first["run"]
     assert (len(runs.views()), len(fleet.submitted)) == (1, 2)
     with pytest.raises(Conflict, match="was used with another request"):
-        runs.begin(REQUEST | {"seed": 1}, "", "key")
-    assert runs.begin(REQUEST, "", "other key")["run"] != first["run"]
-    assert runs.begin(REQUEST, "")["run"] != runs.begin(REQUEST, "")["run"]
+        runs.start(REQUEST | {"seed": 1}, "", "key")
+    assert runs.start(REQUEST, "", "other key")["run"] != first["run"]
+    assert runs.start(REQUEST, "")["run"] != runs.start(REQUEST, "")["run"]
     runs.close()
 
 
@@ -166,7 +166,7 @@ def killed_between_two_jobs(url):
             os._exit(9)
         return fleet.submit(spec, package, key)
 
-    fleet.runs(submit).begin(REQUEST, "", "key")
+    fleet.runs(submit).start(REQUEST, "", "key")
 
 
 def test_a_run_begun_by_a_server_that_was_killed_amid_it_is_the_same_run_with_all_its_jobs(tmp_path):
@@ -180,7 +180,7 @@ def test_a_run_begun_by_a_server_that_was_killed_amid_it_is_the_same_run_with_al
     runs = fleet.runs()
     runs.resume()
     wait_for(lambda: len(fleet.submitted) == 2)
-    again = runs.begin(REQUEST, "", "key")
+    again = runs.start(REQUEST, "", "key")
     assert [view["run"] for view in runs.views()] == [again["run"]]
     assert fleet.submitted == [f"j-{again['run']}-0", f"j-{again['run']}-1"]
     wait_for(lambda: [c["job"] for c in runs.view(again["run"])["targets"]] == fleet.submitted)
@@ -217,7 +217,7 @@ class Sessions(Fleet):
 def test_columns_are_what_the_planner_placed_and_what_did_not_come_up_is_lost(store):
     fleet = Sessions(store)
     runs = fleet.runs()
-    run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
+    run_id = runs.start(REQUEST | {"max_minutes": 1e-9}, "")["run"]
     wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
     told = [line for line in runs.lines(run_id, 0) if line["line"] != "result"]
     assert [line["line"] for line in told] == ["started", "targets", "lost", "target", "targets", "ended"]
@@ -239,9 +239,9 @@ def test_a_run_whose_jobs_are_more_than_may_wait_now_submits_them_later_and_can_
         return fleet.submit(spec, package, key)
 
     runs = fleet.runs(submit)
-    view = runs.begin(REQUEST, "", "key")
+    view = runs.start(REQUEST, "", "key")
     assert (view["state"], view["reason"]) == ("WAITING", "10 jobs are waiting; the maximum is 10")
-    assert runs.begin(REQUEST, "", "key")["run"] == view["run"]
+    assert runs.start(REQUEST, "", "key")["run"] == view["run"]
     full.clear()
     wait_for(lambda: len(fleet.submitted) == 2)
     assert runs.cancel(view["run"])["state"] == "CANCELLED"
@@ -343,7 +343,7 @@ def test_a_run_in_which_nothing_could_be_measured_has_not_succeeded():
 def test_a_run_that_has_ended_is_doing_nothing(store):
     fleet = Sessions(store)
     runs = fleet.runs()
-    run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
+    run_id = runs.start(REQUEST | {"max_minutes": 1e-9}, "")["run"]
     wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
-    runs._live[run_id].progress = {"case": "mlp"}
+    runs._running[run_id].progress = {"case": "mlp"}
     assert runs.view(run_id)["progress"] == {}

@@ -136,7 +136,7 @@ def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, tol
     while len(head.reads) < 2 and time.monotonic() < end:  # the lower is to wait
         time.sleep(0.002)
     thawed.set()
-    answers = {(a.epoch, a.stands, a.error) for a in (told.get(timeout=PATIENCE_S) for _ in range(2))}
+    answers = {(a.epoch, a.current_epoch, a.error) for a in (told.get(timeout=PATIENCE_S) for _ in range(2))}
     assert answers == {(2, 2, ""), (1, 1, "")}
     assert head.stands["job"] == 1
 
@@ -150,7 +150,10 @@ def test_of_the_raises_that_wait_for_a_late_one_the_newest_is_made(carrier, head
         carrier.execute(c.Fence("job", 2, requested_s=asked_s))
     for asked_s in (3.0, 6.0):
         replaced = told.get(timeout=PATIENCE_S)
-        assert (replaced.requested_s, replaced.stands) == (asked_s, 0) and "has not answered yet" in replaced.error
+        assert (replaced.requested_s, replaced.current_epoch) == (
+            asked_s,
+            0,
+        ) and "has not answered yet" in replaced.error
     assert len(RAY._calls) == 1
     thawed.set()
     assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2, requested_s=0.0)
@@ -203,7 +206,7 @@ def test_what_waits_for_devices_that_another_call_holds_is_told_and_commanded_ag
     assert released.place == "place" and "being reserved or released" in released.error
     carrier.execute(launch(2, "place"))
     failed = told.get(timeout=PATIENCE_S)
-    assert (failed.job, failed.kind, failed.nodes) == ("job-2", "launch", ())
+    assert (failed.job, failed.kind, failed.maybe_started) == ("job-2", "launch", ())
 
 
 def test_devices_can_be_used_again_once_their_cluster_was_left(carrier, head, told):

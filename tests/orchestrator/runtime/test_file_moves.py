@@ -22,7 +22,7 @@ class Nodes(Agents):
         self.problem = ""
         agents = live.service.agents
         self._handles = dict(agents._handles)
-        self.nodes = {name: replace(node, heard_s=float("inf")) for name, node in agents.nodes.items()}
+        self.nodes = {name: replace(node, last_contact_s=float("inf")) for name, node in agents.nodes.items()}
         self.storages = {name: live.home / "storage" / name.partition("-")[0] for name in self.nodes}
         for name in others:
             facts = next(facts for facts in recorded.RECORDED if facts["node"] == "cpu-0") | {"node": name}

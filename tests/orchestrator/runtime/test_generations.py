@@ -19,7 +19,7 @@ def copied(servers, tmp_path):
 
 def obeyed(fleet):
     """The newest controller that each node knows."""
-    return {actor.agent._generation.seen for actor in fleet._by_id.values()}
+    return {actor.agent._generation.newest for actor in fleet._by_id.values()}
 
 
 def ran(service, wait_for):
@@ -49,7 +49,7 @@ def test_a_server_that_is_taken_over_does_nothing_more_and_says_why(servers, cop
     ran(older, wait_for)
     older.runtime._repair = repair = RepairThread(lambda *_: None)
     newer = start("copy")
-    wait_for(lambda: "another server, started after this one, has taken over" in older.runtime.trouble)
+    wait_for(lambda: "another server, started after this one, has taken over" in older.runtime.problem)
     fleet.wait_until_known(newer)
     counted = older.agents.generation
     (generation,) = obeyed(fleet)
@@ -58,7 +58,7 @@ def test_a_server_that_is_taken_over_does_nothing_more_and_says_why(servers, cop
     ran(newer, wait_for)
     assert older.job(waiting)["state"] == "PENDING"
     assert "has taken over" in older.job(waiting)["reason"]
-    assert not newer.runtime.trouble and obeyed(fleet) == {generation} and older.agents.generation == counted
+    assert not newer.runtime.problem and obeyed(fleet) == {generation} and older.agents.generation == counted
     assert older.agents.idle_agents() == [], "it asks no node for anything"
     assert repair._closing.is_set(), "nor does it start nodes again"
 
@@ -66,8 +66,8 @@ def test_a_server_that_is_taken_over_does_nothing_more_and_says_why(servers, cop
 def test_of_two_servers_that_start_together_one_is_left(servers, copied, wait_for):
     start, fleet = servers
     both = [start("home"), start("copy")]
-    wait_for(lambda: any("has taken over" in service.runtime.trouble for service in both))
-    (left,) = [service for service in both if not service.agents.overtaken]
+    wait_for(lambda: any("has taken over" in service.runtime.problem for service in both))
+    (left,) = [service for service in both if not service.agents.superseded_by]
     fleet.wait_until_known(left)
     ran(left, wait_for)
     assert obeyed(fleet) == {left.agents.generation}

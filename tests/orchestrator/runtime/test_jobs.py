@@ -133,7 +133,7 @@ def test_ended_jobs_are_read_again_once_memory_has_others(jobs):
 def test_a_turn_is_stored_whole_with_numbers_or_not_at_all(jobs, store):
     stored = jobs.commit([submitted(job("j", "a"), {}, 1.0), Event("a", "placed", 1, 2.0, PLACED)])
     assert [e.seq for e in stored] == [1, 2]
-    with pytest.raises(InvalidEvent, match="started of epoch 7"):
+    with pytest.raises(InvalidEvent, match="started is of attempt 7"):
         jobs.commit([Event("a", "started", 7, 3.0)])
     with pytest.raises(InvalidEvent):
         jobs.commit([Event("a", "started", 1, 3.0), Event("a", "released", 1, 3.0), Event("a", "started", 1, 3.0)])

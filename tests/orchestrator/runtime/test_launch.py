@@ -49,12 +49,12 @@ def without(live, node, **changes):
 
 def test_a_node_that_has_not_reported_yet_is_waited_for(live, checkpoint):
     told = launched(live, checkpoint, **without(live, "cpu-0", facts=None))
-    assert (told.kind, told.nodes) == ("launch", ())
+    assert (told.kind, told.maybe_started) == ("launch", ())
     assert "no node of pool 'cpu' is up" in told.message
 
 
 def test_the_only_node_of_the_pool_is_waited_for_when_it_was_lost_and_when_nobody_remembers_it(live, checkpoint):
-    for nodes in (without(live, "cpu-0", lost="Ray reports the node dead"), {"cpu-0": None}):
+    for nodes in (without(live, "cpu-0", lost_reason="Ray reports the node dead"), {"cpu-0": None}):
         told = launched(live, checkpoint, **nodes)
         assert told.kind == "launch" and "no node of pool 'cpu' is up" in told.message
 
@@ -105,12 +105,12 @@ def test_while_a_checkpoint_is_copied_the_launch_says_so_and_nothing_once_it_has
     told, launching = [], launcher(live)
 
     def away(*_):
-        told.append(dict(launching.doing))
+        told.append(dict(launching.activity))
         raise FleetError("node xla-0 gave no answer")
 
     monkeypatch.setattr(type(live.fleet.agent("xla-0")), "begin_checkpoint_upload", away)
     assert launching.launch(asked(checkpoint)).kind == "launch"
-    assert (told, launching.doing) == ([{"j.1": "copies step 12 from cpu"}], {})
+    assert (told, launching.activity) == ([{"j.1": "copies step 12 from cpu"}], {})
 
 
 # -- nodes of one pool that each have a disk of their own: xla-0 is taken for a second node of pool cpu
@@ -119,7 +119,7 @@ def test_while_a_checkpoint_is_copied_the_launch_says_so_and_nothing_once_it_has
 def second_of_cpu(live, storage_id="b" * 16, **changes):
     """xla-0 as a node of pool cpu; `changes` to cpu-0, which has the checkpoint."""
     agent = live.fleet.agent("xla-0")
-    agent._place = replace(agent._place, pool="cpu", neighbours={})
+    agent._identity = replace(agent._identity, pool="cpu", neighbours={})
     first, second = (live.service.agents[name].facts for name in ("cpu-0", "xla-0"))
     first = {"facts": replace(first, storage_id="a" * 16)} | changes
     return without(live, "cpu-0", **first) | without(
@@ -138,34 +138,34 @@ def brought(live, step=12, patient=False, **nodes):
 
 def test_a_checkpoint_on_the_disk_of_another_node_of_the_pool_is_copied_to_where_the_job_runs(live, checkpoint):
     found = brought(live, **second_of_cpu(live))
-    assert (found.found["pool"], found.found["step"], found.missed) == ("cpu", 12, "")
-    assert (live.home / "storage" / "xla" / found.found["path"] / "MANIFEST.json").is_file()
+    assert (found.checkpoint["pool"], found.checkpoint["step"], found.missed) == ("cpu", 12, "")
+    assert (live.home / "storage" / "xla" / found.checkpoint["path"] / "MANIFEST.json").is_file()
 
 
 def test_where_nodes_share_a_storage_nothing_is_copied(live, checkpoint):
-    assert brought(live, **second_of_cpu(live, "a" * 16)).found["step"] == 12
+    assert brought(live, **second_of_cpu(live, "a" * 16)).checkpoint["step"] == 12
     assert not (live.home / "storage" / "xla" / "digits").exists()
 
 
 def test_a_checkpoint_that_lies_on_a_lost_node_is_named_where_the_job_begins_anew(live, checkpoint):
-    found = brought(live, **second_of_cpu(live, lost="Ray reports the node dead"))
-    assert found.found is None
+    found = brought(live, **second_of_cpu(live, lost_reason="Ray reports the node dead"))
+    assert found.checkpoint is None
     assert found.missed == "the newest checkpoint (step 12) is on cpu-0, which cannot be reached"
 
 
 def test_a_job_that_waits_for_what_was_cut_off_waits_for_its_checkpoint_too(live, checkpoint):
     with pytest.raises(FleetError, match=r"is on cpu-0, .*on_disconnect is wait"):
-        brought(live, patient=True, **second_of_cpu(live, lost="Ray reports the node dead"))
+        brought(live, patient=True, **second_of_cpu(live, lost_reason="Ray reports the node dead"))
 
 
 def test_a_node_that_does_not_answer_is_not_asked_for_checkpoints(live, checkpoint):
     """Ray lists a node that is cut off as alive for a minute, and the job that ran there goes on elsewhere before."""
-    found = brought(live, **second_of_cpu(live, heard_s=time.monotonic() - 60.0))
-    assert (found.found, found.missed) == (
+    found = brought(live, **second_of_cpu(live, last_contact_s=time.monotonic() - 60.0))
+    assert (found.checkpoint, found.missed) == (
         None,
         "the newest checkpoint (step 12) is on cpu-0, which cannot be reached",
     )
-    assert brought(live, **second_of_cpu(live, "a" * 16, heard_s=time.monotonic() - 60.0)).missed == ""
+    assert brought(live, **second_of_cpu(live, "a" * 16, last_contact_s=time.monotonic() - 60.0)).missed == ""
 
 
 def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_pool_is_up(live, checkpoint):

@@ -61,14 +61,14 @@ class Recorded:
     def __init__(self, _):
         self.ended, self.lost, self.held = [], ["b"], False
 
-    def is_held(self, node):
+    def is_delayed(self, node):
         return self.held
 
-    def end(self, node):
+    def stop_node(self, node):
         self.ended.append(node)
         self.lost.append(node)
 
-    def restart_lost(self):
+    def restart_lost_nodes(self):
         found, self.lost = tuple(self.lost), []
         return RepairResult(found)
 
@@ -100,7 +100,7 @@ def test_a_restart_that_was_asked_for_long_ago_is_dropped(thread, monkeypatch):
     """The node may run something by now."""
     monkeypatch.setattr(repair, "REQUEST_AGE_S", -1.0)
     thread.restart("a", "Ray has lost count of it")
-    thread._end()
+    thread._end_requested()
     assert thread._repairs.ended == []
 
 
@@ -108,5 +108,5 @@ def test_a_node_that_was_started_too_often_lately_stays_as_it_is(thread):
     """Ended, it would be away for minutes."""
     thread._repairs.held = True
     assert not thread.restart("a", "Ray has lost count of it")
-    thread._end()
+    thread._end_requested()
     assert thread._repairs.ended == []

@@ -39,7 +39,7 @@ def test_a_job_is_run_whose_submission_was_told_in_a_turn_that_could_not_read_th
     runtime = live.service.runtime
 
     def told():
-        return any(isinstance(item, m.Submitted) and item.records for item in runtime._inbox.kept)
+        return any(isinstance(item, m.Submitted) and item.records for item in runtime._inbox.pending)
 
     monkeypatch.setattr(fleet_record, "read", failing(fleet_record.read, told, errno.EMFILE))
     live.ran(TRUE)
@@ -51,7 +51,7 @@ def test_a_job_is_run_whose_submission_was_told_in_a_turn_that_failed(live, monk
     runtime = live.service.runtime
 
     def told():
-        return any(isinstance(item, m.Submitted) and item.records for item in runtime._inbox.kept)
+        return any(isinstance(item, m.Submitted) and item.records for item in runtime._inbox.pending)
 
     monkeypatch.setattr(runtime, "_link", link := Failing(runtime._link, told))
     live.ran(TRUE)
@@ -67,11 +67,11 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self._link, name)
 
-    def trouble(self, *arguments):
+    def update(self, *arguments):
         if not self.failed and self._when():
             self.failed = True
             raise ZeroDivisionError
-        return self._link.trouble(*arguments)
+        return self._link.update(*arguments)
 
 
 def test_a_record_that_cannot_be_read_is_told_and_what_was_read_last_counts(live, monkeypatch, wait_for):
@@ -79,10 +79,10 @@ def test_a_record_that_cannot_be_read_is_told_and_what_was_read_last_counts(live
     runtime, path = live.service.runtime, fleet_record.path()
     written = path.read_text()
     path.write_text("{")
-    wait_for(lambda: "is damaged" in runtime.holding)
-    heard_s = {node.name: node.heard_s for node in runtime.control.nodes.values()}
-    wait_for(lambda: all(node.heard_s > heard_s[node.name] for node in runtime.control.nodes.values()))
-    assert not runtime.trouble and not runtime.liveness.failing
+    wait_for(lambda: "is damaged" in runtime.hold_reason)
+    heard_s = {node.name: node.last_contact_s for node in runtime.control.nodes.values()}
+    wait_for(lambda: all(node.last_contact_s > heard_s[node.name] for node in runtime.control.nodes.values()))
+    assert not runtime.problem and not runtime.liveness.error
     path.write_text(written)
     live.ran(TRUE)
 
@@ -104,7 +104,7 @@ def test_of_a_turn_only_what_cannot_be_stored_is_dropped(live_steps, caplog):
     jobs.commit([Event(bad, "cancelled", 0, 1.0)])  # behind the controller's back: it cannot be cancelled once more
     asks = [PendingRequest(m.CancelRequested(bad, "user")), PendingRequest(m.CancelRequested(good, "user"))]
     items = [asks[0], m.Submitted(()), asks[1]]
-    steps.take(items)
+    steps.apply(items)
     assert items == []
     assert jobs[good].job.state == "CANCELLED" and all(ask.done.is_set() for ask in asks)
     assert "internal error" in str(asks[0].error) and asks[1].error is None
@@ -156,7 +156,7 @@ def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, m
 
     monkeypatch.setattr(agent, "stop", slowly)
     leaving(live.fleet)
-    wait_for(lambda: service.runtime.trouble.startswith("the fleet is leaving") or "leaving" in service.runtime.trouble)
+    wait_for(lambda: service.runtime.problem.startswith("the fleet is leaving") or "leaving" in service.runtime.problem)
     other = service.submit(TRUE, "", "")["id"]
     service.runtime.ask(m.CancelRequested(other, "user"))  # it waits for a turn that ended
     assert not left() and told == []

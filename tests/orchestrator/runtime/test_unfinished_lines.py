@@ -35,7 +35,7 @@ def test_it_is_shown_while_the_process_is_silent_and_completed_when_it_ends(node
     go = tmp_path / "go"
     node.start(command=(sys.executable, "-c", CODE, str(go)))
     logs, of = reader(Direct(n0=node.attempts)), record()
-    running = SimpleNamespace(job=of.job, attempts=of.attempts, live=None)
+    running = SimpleNamespace(job=of.job, attempts=of.attempts, live_attempt=None)
 
     def read(cursor):
         return logs.read(running, None, None, cursor, 1 << 20)

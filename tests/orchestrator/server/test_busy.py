@@ -54,7 +54,9 @@ def test_what_a_stuck_controller_is_asked_for_is_refused_in_time_and_works_after
     for answer in told:
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         error = answer.json()["error"]
-        assert error["type"] == "Busy" and error["message"].endswith("within 5 s: it is reading the fleet's record")
+        assert error["type"] == "ControllerBusy" and error["message"].endswith(
+            "within 5 s: it is reading the fleet's record"
+        )
     stuck.set()
     cancelled, migrated, drained = [asked(live, *order) for order in orders]
     assert (cancelled.status_code, cancelled.json()["state"]) == (200, "CANCELLED")

@@ -216,7 +216,7 @@ from pathlib import Path
 from orchestrator.server import server_record
 home = Path(os.environ["POLYFLEET_HOME"])
 with server_record.startup_status(home):
-    logging.getLogger(server_record.LONG_WORK).info("bringing the tables up to date")
+    logging.getLogger(server_record.STARTUP_LOGGER).info("bringing the tables up to date")
     while not (home / "go-on").exists():
         time.sleep(0.01)
 """

@@ -93,7 +93,7 @@ def test_an_archive_is_on_disk_before_it_is_acknowledged(live, monkeypatch):
 
 def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live, monkeypatch, wait_for):
     service, (first, data), (second, more) = live.service, archive("a.py"), archive("b.py")
-    node = live.fleet.agent("cpu-0")._packages
+    node = live.fleet.agent("cpu-0")._code_archives
 
     def ran(sha, data, name):
         with live.http as client:
@@ -106,15 +106,17 @@ def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live
     removed, _ = ran(first, data, "a.py"), ran(second, more, "b.py")
     assert node.has(first) and node.has(second)
     service._housekeeping._tidy()
-    assert service.packages.has(first) and node.has(first)  # used within the last hour, though its job may be gone
+    assert service.packages.is_stored(first) and node.has(
+        first
+    )  # used within the last hour, though its job may be gone
     monkeypatch.setattr(last_used, "IDLE_S", 0.0)
     service._housekeeping._tidy()
-    assert service.packages.has(first) and node.has(first)
+    assert service.packages.is_stored(first) and node.has(first)
     ended_s = service.jobs_table.get(removed["id"]).ended_s
     remove = service.store.retention.remove_jobs
     wait_for(lambda: remove(ended_s + 1e-6, service.store.last_seq) == 1)  # once it has given its devices back
     service._housekeeping._tidy()
-    assert (service.packages.has(first), service.packages.has(second)) == (False, True)
+    assert (service.packages.is_stored(first), service.packages.is_stored(second)) == (False, True)
     assert (node.has(first), node.has(second)) == (False, True)
     with pytest.raises(NotFound):
         service.packages.contents(first)

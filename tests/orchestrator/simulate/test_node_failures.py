@@ -48,7 +48,7 @@ def test_before_its_first_checkpoint_a_job_loses_all_of_its_stay():
 
 def test_a_job_that_saves_nothing_begins_anew():
     fleet = fleet_of(1, 1, (0, 300.0, 400.0), checkpoint_s=100.0)
-    trace = trace_of((0.0, 1, 1000.0), stays=np.array([True]))
+    trace = trace_of((0.0, 1, 1000.0), unsaved=np.array([True]))
     assert replay(trace, fleet, "fifo").end_s.tolist() == [1400.0]
 
 

@@ -313,7 +313,7 @@ def test_a_sound_store_has_no_findings_while_a_server_writes(store, url, wait_fo
         ("UPDATE reports SET data = ''", "of table reports (reports of job-"),
         (
             "UPDATE benchmark_lines SET data = '1' WHERE seq = 2",
-            "row 2 of table benchmark_lines (cell of run) has data",
+            "row 2 of table benchmark_lines (result of run) has data",
         ),
         ("DROP TABLE reports", "table reports is missing"),
         (

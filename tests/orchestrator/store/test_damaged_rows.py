@@ -162,7 +162,7 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
     assert store.reports("bad") == [] and store.last_report("bad") == {}
     assert store.benchmarks.read("run-1") == [] and store.benchmarks.runs() == []
     with pytest.raises(FleetError, match="'key' is damaged"):
-        store.once("key", "digest", lambda: StoredResponse({"id": "twice"}))
+        store.idempotent("key", "digest", lambda: StoredResponse({"id": "twice"}))
     assert {row.table for row in store.damage.rows} == {"reports", "requests", "benchmark_lines"}
 
 

@@ -36,14 +36,14 @@ def test_a_store_opened_again_has_everything_and_goes_on_counting(open_store):
     store = open_store()
     store.append([event(n=n) for n in range(5)])
     store.report("j", 1, 7, 1.0, {"loss": 0.5})
-    store.once("key", "digest", lambda: StoredResponse({"id": "j"}))
+    store.idempotent("key", "digest", lambda: StoredResponse({"id": "j"}))
     store.close()
     again = open_store()
     assert [e.data["n"] for e in again.read(0)] == [0, 1, 2, 3, 4]
     assert again.last_seq == 5
     assert again.append([event()]) == [6]
     assert again.last_report("j") == {"loss": 0.5}
-    assert again.once("key", "digest", lambda: StoredResponse({"id": "other"})) == {"id": "j"}
+    assert again.idempotent("key", "digest", lambda: StoredResponse({"id": "other"})) == {"id": "j"}
 
 
 def test_events_of_owners_with_a_prefix(store):
@@ -145,23 +145,23 @@ def answer(job="j"):
 
 def test_the_same_key_and_digest_get_the_first_answer_and_happen_once(store):
     told = []
-    assert store.once("key", "digest", lambda: answer("first"), told.extend) == {"id": "first"}
+    assert store.idempotent("key", "digest", lambda: answer("first"), told.extend) == {"id": "first"}
     assert told == [apply(None, replace(submission("first"), seq=1))]
-    assert store.once("key", "digest", lambda: answer("second"), told.extend) == {"id": "first"}
+    assert store.idempotent("key", "digest", lambda: answer("second"), told.extend) == {"id": "first"}
     assert [e.job for e in store.read(0)] == ["first"]
     assert len(told) == 1
 
 
 def test_the_same_key_with_another_digest_is_a_conflict(store):
-    store.once("key", "digest", answer)
+    store.idempotent("key", "digest", answer)
     with pytest.raises(Conflict, match="the idempotency key 'key' was used with another request; use a new key"):
-        store.once("key", "other", answer)
+        store.idempotent("key", "other", answer)
     assert len(store.read(0)) == 1
 
 
 def test_without_a_key_everything_happens_every_time(store):
-    assert store.once("", "digest", answer) == {"id": "j"}
-    assert store.once("", "digest", lambda: answer("k")) == {"id": "k"}
+    assert store.idempotent("", "digest", answer) == {"id": "j"}
+    assert store.idempotent("", "digest", lambda: answer("k")) == {"id": "k"}
     assert len(store.read(0)) == 2
 
 
@@ -170,15 +170,15 @@ def test_what_failed_is_not_remembered(store):
         raise UserError("no such pool")
 
     with pytest.raises(UserError, match="no such pool"):
-        store.once("key", "digest", broken)
-    assert store.once("key", "digest", answer) == {"id": "j"}
+        store.idempotent("key", "digest", broken)
+    assert store.idempotent("key", "digest", answer) == {"id": "j"}
 
 
 def test_many_threads_with_one_key_make_one_job(store, together):
     made = []
 
     def request():
-        return store.once("key", "digest", lambda: made.append(1) or answer(f"job-{len(made)}"))
+        return store.idempotent("key", "digest", lambda: made.append(1) or answer(f"job-{len(made)}"))
 
     assert together(*[request] * 32) == [{"id": "job-1"}] * 32
     assert len(store.read(0)) == len(made) == 1
@@ -186,19 +186,19 @@ def test_many_threads_with_one_key_make_one_job(store, together):
 
 def test_an_answer_is_the_same_the_first_time_and_later(store):
     body = {"loss": float("nan"), "pair": (1, 2)}
-    first = store.once("key", "digest", lambda: StoredResponse(body))
-    assert first == store.once("key", "digest", lambda: StoredResponse({})) == {"loss": "NaN", "pair": [1, 2]}
+    first = store.idempotent("key", "digest", lambda: StoredResponse(body))
+    assert first == store.idempotent("key", "digest", lambda: StoredResponse({})) == {"loss": "NaN", "pair": [1, 2]}
 
 
 @pytest.mark.parametrize("key", ["x" * 256, "a\nb", "a\0b", "\ud800"])
 def test_a_key_that_cannot_be_stored_is_refused(store, key):
     with pytest.raises(UserError, match="cannot be stored"):
-        store.once(key, "digest", answer)
+        store.idempotent(key, "digest", answer)
 
 
 def test_requests_that_come_together_are_answered_each_for_itself(store):
     told = []
-    store.once("known", "digest", lambda: answer("known"))
+    store.idempotent("known", "digest", lambda: answer("known"))
 
     def broken():
         raise UserError("no such pool")
@@ -287,15 +287,15 @@ def test_how_far_an_attempts_events_are_stored_is_the_newest_of_its_reports_and_
     store.report("j", 1, 2, 5.0, {"loss": 0.5}, 360)
     store.close()
     store = open_store()
-    assert store.told_at("j", 1) == 360 and store.told_at("j", 2) == store.told_at("nobody", 1) == 0
+    assert store.stored_offset("j", 1) == 360 and store.stored_offset("j", 2) == store.stored_offset("nobody", 1) == 0
     store.append([Event("j", "checkpoint", 1, 6.0, {"pool": "cpu", "path": "x", "step": 3, "at": 480})], strict=True)
-    assert store.told_at("j", 1) == 480
+    assert store.stored_offset("j", 1) == 480
     store.append([Event("j", "interrupted", 1, 7.0, {"reason": "lost"}), Event("j", "placed", 2, 8.0, PLACED)])
-    assert store.told_at("j", 2) == 0
+    assert store.stored_offset("j", 2) == 0
     store.report("j", 2, 1, 9.0, {"loss": 0.4}, 60)
     store.close()
     store = open_store()
-    assert (store.told_at("j", 1), store.told_at("j", 2)) == (480, 60)
+    assert (store.stored_offset("j", 1), store.stored_offset("j", 2)) == (480, 60)
 
 
 def test_a_generation_is_never_given_twice(open_store, together):
@@ -324,7 +324,7 @@ def test_two_copies_of_a_store_give_different_generations(tmp_path, open_at):
 
 def test_events_that_do_not_count_are_refused_with_all_that_came_with_them(store):
     store.append([submission("j")], strict=True)
-    with pytest.raises(InvalidEvent, match=r"event 'started' of j is not valid: .*epoch 1"):
+    with pytest.raises(InvalidEvent, match=r"event 'started' of j is not valid: .*attempt 1"):
         store.append([submission("k"), event("j", "started")], strict=True)
     assert [e.job for e in store.read(0)] == ["j"] and store.jobs.get("k") is None
     assert store.append([submission("k"), Event("node/a", "drained", 0, 1.0)], strict=True) == [2, 3]
@@ -337,18 +337,18 @@ def test_a_new_job_whose_id_is_taken_gets_another(store):
     def draw():
         return answer(next(ids))
 
-    assert store.once("1", "digest", draw) == {"id": "j"}
-    assert store.once("2", "digest", draw) == {"id": "k"}
+    assert store.idempotent("1", "digest", draw) == {"id": "j"}
+    assert store.idempotent("2", "digest", draw) == {"id": "k"}
     with pytest.raises(InvalidEvent, match="already submitted"):
-        store.once("3", "digest", lambda: answer("j"))
+        store.idempotent("3", "digest", lambda: answer("j"))
     assert [e.job for e in store.read(0)] == ["j", "k"]
 
 
 def test_many_jobs_of_one_request_are_stored_together_or_not_at_all(store):
     with pytest.raises(InvalidEvent):
-        store.once("key", "digest", lambda: StoredResponse({}, [submission(f"j{n % 99}") for n in range(100)]))
+        store.idempotent("key", "digest", lambda: StoredResponse({}, [submission(f"j{n % 99}") for n in range(100)]))
     assert store.read(0) == []
-    store.once("key", "digest", lambda: StoredResponse({}, [submission(f"j{n}") for n in range(1000)]))
+    store.idempotent("key", "digest", lambda: StoredResponse({}, [submission(f"j{n}") for n in range(1000)]))
     assert len(store.jobs.open()) == 1000 and store.differences() == []
 
 
@@ -387,9 +387,9 @@ def test_folders_that_are_left_to_remove_are_paged_by_node(store):
     rows = [{"job": place.job, "node": place.node, "epoch": place.epoch, "time": 1.0} for place in places]
     store._writer.submit(UnitOfWork(action=lambda connection: connection.execute(removals.insert(), rows)))
     kept = store.retention
-    first = kept.places("a")
-    assert kept.nodes() == ["a", "b"] and [*first, *kept.places("a", first[-1])] == mine
-    assert len(first) == ROWS_AT_ONCE and kept.places("a", mine[-1]) == []
-    kept.removed(first)
+    first = kept.folders("a")
+    assert kept.nodes() == ["a", "b"] and [*first, *kept.folders("a", first[-1])] == mine
+    assert len(first) == ROWS_AT_ONCE and kept.folders("a", mine[-1]) == []
+    kept.folders_removed(first)
     kept.give_up("b", 2.0)
-    assert kept.nodes() == ["a"] and kept.places("a") == mine[ROWS_AT_ONCE:]
+    assert kept.nodes() == ["a"] and kept.folders("a") == mine[ROWS_AT_ONCE:]

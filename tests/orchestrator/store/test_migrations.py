@@ -73,7 +73,7 @@ def test_an_older_database_is_brought_up_to_date_and_kept_as_it_was(path, open_a
     store = open_at(f"sqlite:///{path}")
     assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
     assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
-    assert store.once("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
+    assert store.idempotent("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
     assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
     store.close()
     assert is_current(path)
@@ -104,7 +104,7 @@ def test_an_older_postgresql_is_brought_up_to_date(postgresql_url, postgresql, o
     store = open_at(postgresql_url)
     assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
     assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
-    assert store.once("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
+    assert store.idempotent("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
     assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
     store.benchmarks.append("run", {"line": "started"})
     assert postgresql.sql(postgresql_url, "SELECT version_num FROM alembic_version") == [(schema.REVISION,)]

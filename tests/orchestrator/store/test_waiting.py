@@ -71,7 +71,7 @@ def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effec
         store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("k"))], disk)
     disk.answers.set()
     monkeypatch.setattr(idempotency, "MAX_WAIT_S", HANG_S)
-    assert store.once("key", "digest", lambda: accepted("l")) == {"id": "j"}
+    assert store.idempotent("key", "digest", lambda: accepted("l")) == {"id": "j"}
     assert [e.job for e in store.read(0)] == ["j"]
 
 

@@ -77,7 +77,7 @@ class Node:
     def outcome(self, job="j", epoch=1, node_rank=0):
         """Waits for the end, as a controller would: by looking at the news."""
         path = self.folder(job, epoch, node_rank).outcome
-        self.until(lambda: self.attempts.news({}, {}, 0.0) and path.exists(), f"{job} ended")
+        self.until(lambda: self.attempts.wait_for_changes({}, {}, 0.0) and path.exists(), f"{job} ended")
         return read_json(path)
 
     def text(self, job="j", rank=0):
@@ -106,9 +106,9 @@ class Node:
         return read_json(self.folder(job).supervisor)["pid"]
 
     def close(self):
-        for attempt in self.reopen().live():
+        for attempt in self.reopen().live_attempts():
             self.attempts.stop(attempt.id.job, attempt.id.epoch, "cancel")
-        for attempt in self.attempts.live():
+        for attempt in self.attempts.live_attempts():
             self.outcome(attempt.id.job, attempt.id.epoch)
 
 

@@ -51,7 +51,7 @@ def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkey
     node.start(command=("sh", "-c", f"echo ready; while [ ! -e {go} ]; do sleep 0.02; done"))
     node.until_printed("ready")
     monkeypatch.setattr(AttemptTable, "_poll_attempt", ends_after)
-    (report,) = attempts.news({}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
+    (report,) = attempts.wait_for_changes({}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
     assert report.phase == "ended"
 
 
@@ -59,12 +59,12 @@ def test_the_news_of_an_attempt_go_from_starting_to_its_outcome(node):
     node.start(command=("sh", "-c", "exit 0"))
     phases, known = [], {}
     while phases[-1:] != ["ended"]:
-        for report in node.attempts.news({}, known, 5.0):
+        for report in node.attempts.wait_for_changes({}, known, 5.0):
             phases.append(report.phase)
             known["j.1.0"] = report.phase
     assert phases in (["starting", "running", "ended"], ["starting", "ended"], ["running", "ended"])
     assert AttemptStatus.parse(report.to_plain()).outcome.state == "succeeded"
-    assert node.attempts.news({}, known, 0.0) == []
+    assert node.attempts.wait_for_changes({}, known, 0.0) == []
 
 
 def test_starting_twice_starts_once(node):
@@ -94,7 +94,7 @@ def test_an_epoch_that_is_past_is_refused(node):
     with pytest.raises(Conflict, match=r"attempt 3 of j was superseded: .* has seen attempt 4"):
         node.start(epoch=3)
     node.outcome(epoch=4)
-    node.attempts.forget("j", 4)
+    node.attempts.remove_rank_files("j", 4)
     with pytest.raises(Conflict):
         node.reopen().start(node.order(epoch=3), {})
 
@@ -111,7 +111,7 @@ def test_a_restarted_agent_adopts_what_runs_and_reports_its_end(node):
     node.start(command=("sh", "-c", "mkfifo gate; echo ready; read line < gate; echo $line"))
     node.until_printed("ready")
     attempts = node.reopen()
-    (report,) = attempts.news({}, {}, 5.0)
+    (report,) = attempts.wait_for_changes({}, {}, 5.0)
     assert report.phase == "running"
     (node.folder().work(0) / "gate").write_text("went on\n")
     assert node.outcome()["state"] == "succeeded"
@@ -125,9 +125,9 @@ def test_a_restarted_agent_preempts_an_attempt_whose_order_it_cannot_read(node, 
     node.until_printed("ready")
     pid = int(node.text()[0].split()[-1])
     node.folder().order.write_text(text)
-    assert node.reopen().known() == ["j.1.0"]
+    assert node.reopen().keys() == ["j.1.0"]
     node.outcome()
-    (report,) = node.attempts.news({}, {}, 0.0)
+    (report,) = node.attempts.wait_for_changes({}, {}, 0.0)
     assert (report.outcome.state, report.outcome.failure) == ("preempted", None)
     assert not is_alive(pid)
 
@@ -152,7 +152,7 @@ def test_an_agent_that_died_between_folder_and_supervisor_can_be_asked_again(nod
     folder.work(0).mkdir(parents=True)
     (folder.work(0) / "half").touch()
     lease.write(folder.lease, order.lease_s)
-    assert node.reopen().news({}, {}, 0.0) == []
+    assert node.reopen().wait_for_changes({}, {}, 0.0) == []
     node.attempts.start(order, {})
     assert node.outcome()["state"] == "succeeded"
     assert not (folder.work(0) / "half").exists()
@@ -185,7 +185,7 @@ def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
     with pytest.raises(UserError, match="protocol 99"):
         node.start(protocol=99)
     assert list(node.root.glob("*/j.1.0")) == []
-    assert node.attempts.news({}, {}, 0.0) == []
+    assert node.attempts.wait_for_changes({}, {}, 0.0) == []
 
 
 def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(node, monkeypatch):
@@ -220,20 +220,20 @@ def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
     (node.root / "lines").write_text("\n".join(lines))
     node.start(command=("sh", "-c", f"cp {node.root}/lines $POLYFLEET_ATTEMPT_DIR/events.jsonl; echo ready; sleep 600"))
     node.until_printed("ready")
-    (told,) = node.attempts.news({}, {}, 5.0)
+    (told,) = node.attempts.wait_for_changes({}, {}, 5.0)
     assert [(e.t, e.rank, e.type, e.data) for e in told.events] == good[:2]
     assert [e.at for e in told.events] == [len(first) + 1, len("\n".join(lines[:-1])) + 1]
     with node.folder().events.open("a") as f:
         f.write(third[20:] + "\n")
-    (told,) = node.attempts.news({"j.1.0": told.cursor}, {"j.1.0": told.phase}, 5.0)
+    (told,) = node.attempts.wait_for_changes({"j.1.0": told.cursor}, {"j.1.0": told.phase}, 5.0)
     assert [(e.t, e.rank, e.type, e.data) for e in told.events] == good[2:]
     assert told.events[0].at == told.cursor == node.folder().events.stat().st_size
-    assert node.attempts.poison()["j.1.0"]["count"] == len(bad) + 1
+    assert node.attempts.unusable_data()["j.1.0"]["count"] == len(bad) + 1
 
 
 def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
     found = []
-    waiting = threading.Thread(target=lambda: found.extend(node.attempts.news({}, {}, 600.0)))
+    waiting = threading.Thread(target=lambda: found.extend(node.attempts.wait_for_changes({}, {}, 600.0)))
     waiting.start()
     node.start()
     waiting.join(timeout=180)
@@ -245,16 +245,16 @@ def test_a_forgotten_attempt_keeps_its_log_and_loses_its_folders(node):
     with pytest.raises(NotFound):
         node.attempts.log("other", 1, 0, 0, 100)
     node.outcome()
-    node.attempts.forget("j", 1)
+    node.attempts.remove_rank_files("j", 1)
     assert not node.folder().shared.exists()
-    assert node.reopen().news({}, {}, 0.0) == []
+    assert node.reopen().wait_for_changes({}, {}, 0.0) == []
     assert node.text() == ["out hello"]
 
 
 def test_a_running_attempt_is_not_forgotten(node):
     node.start(command=FOREVER)
     with pytest.raises(UserError, match="has not ended"):
-        node.attempts.forget("j", 1)
+        node.attempts.remove_rank_files("j", 1)
 
 
 def test_a_log_is_read_in_pieces_of_whole_lines(node):
@@ -324,7 +324,7 @@ def test_an_outcome_that_user_code_made_up_does_not_count(node):
     made_up = json.dumps({"job": ended.job, "epoch": 1, "node_rank": 0, "state": "succeeded", "exit_codes": {}})
     node.start(command=("sh", "-c", f"echo '{made_up}' > $POLYFLEET_ATTEMPT_DIR/outcome.json; echo ready; sleep 600"))
     node.until_printed("ready")
-    assert node.attempts.news({}, {}, 0.0)[0].phase == "running"
+    assert node.attempts.wait_for_changes({}, {}, 0.0)[0].phase == "running"
     node.attempts.stop("j", 1, "cancel")
     assert node.outcome()["state"] == "cancelled"
 
@@ -334,7 +334,7 @@ def test_an_attempt_whose_folder_somebody_removed_is_known_no_more(node):
     node.outcome()
     attempts = node.reopen()
     shutil.rmtree(node.folder().path)
-    node.until(lambda: (attempts.news({}, {}, 0.0), attempts.known())[1] == [], "it is dropped")
+    node.until(lambda: (attempts.wait_for_changes({}, {}, 0.0), attempts.keys())[1] == [], "it is dropped")
 
 
 def test_an_attempt_that_is_stopped_in_the_moment_it_starts_ends_as_asked(node):
@@ -346,7 +346,7 @@ def test_an_attempt_that_is_stopped_in_the_moment_it_starts_ends_as_asked(node):
     assert {node.outcome(job)["state"] for job in jobs} == {"preempted"}
 
 
-@pytest.mark.parametrize("call", [lambda a: a.stop("j", 2, "cancel"), lambda a: a.forget("j", 2)])
+@pytest.mark.parametrize("call", [lambda a: a.stop("j", 2, "cancel"), lambda a: a.remove_rank_files("j", 2)])
 def test_a_start_that_arrives_after_its_stop_is_refused_also_by_the_next_agent(node, call):
     call(node.attempts)
     for attempts in (node.attempts, node.reopen()):
@@ -361,7 +361,7 @@ def test_a_start_that_arrives_after_its_stop_is_refused_also_by_the_next_agent(n
 def test_an_epoch_that_ran_and_was_forgotten_does_not_run_again(node):
     node.start()
     node.outcome()
-    node.attempts.forget("j", 1)
+    node.attempts.remove_rank_files("j", 1)
     with pytest.raises(Conflict, match="has already run on node n0"):
         node.start()
 
@@ -402,7 +402,7 @@ def test_files_of_older_attempts_disturb_no_newer_one(node):
     node.start(command=("sh", "-c", "ls $POLYFLEET_ATTEMPT_DIR; echo fine"), epoch=2)
     ended = node.outcome(epoch=2)
     assert (ended["state"], ended["epoch"], ended["exit_codes"]) == ("succeeded", 2, {"0": 0})
-    assert "j.2.0" not in node.attempts.poison()
+    assert "j.2.0" not in node.attempts.unusable_data()
     assert node.outcome(epoch=1)["exit_codes"] == {"0": 3}
 
 
@@ -420,7 +420,7 @@ def test_removed_attempts_leave_nothing_and_one_that_lives_stays(node):
     node.start("lives", FOREVER)
     for job in ("old", "kept"):
         node.outcome(job)
-    node.attempts.forget("old", 1)
+    node.attempts.remove_rank_files("old", 1)
     assert node.attempts.remove([("old", 1), ("lives", 1), ("never", 1)]) == [("old", 1), ("never", 1)]
     left = {path.name for parent in ("attempts", "shared") for path in (node.root / parent).iterdir()}
     assert {name for name in left if not name.startswith(".")} == {"kept.1.0", "lives.1.0"}
@@ -434,7 +434,7 @@ def test_a_start_and_an_end_are_heard_without_looking(node, monkeypatch):
     known, phases = {}, []
     node.start(command=("sh", "-c", "read line"))
     while phases[-1:] != ["ended"]:
-        reports = node.attempts.news({}, known, 60.0)
+        reports = node.attempts.wait_for_changes({}, known, 60.0)
         assert reports, "nobody heard"
         for report in reports:
             phases.append(report.phase)
@@ -459,7 +459,11 @@ def test_what_ranks_tell_waits_for_more_of_it_and_an_end_does_not(node):
             f.write(json.dumps({"t": time.time(), "rank": 0, "type": "report", "step": step}) + "\n")
 
     def ask(gather_s):
-        return [e.data["step"] for r in node.attempts.news({}, {"j.1.0": "running"}, 600.0, gather_s) for e in r.events]
+        return [
+            e.data["step"]
+            for r in node.attempts.wait_for_changes({}, {"j.1.0": "running"}, 600.0, gather_s)
+            for e in r.events
+        ]
 
     tell(1)
     assert ask(0.0) == [1]

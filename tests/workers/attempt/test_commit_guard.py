@@ -131,7 +131,7 @@ def test_on_a_node_of_another_machine_an_attempt_counts_until_its_agent_ends_it_
     assert read_json(folder.launch)["fences"] == ""
     store["polyfleet/f1/fence/j"] = b"3"
     assert commit_guard.replaced_reason(folder.shared) == "", "no newer attempt starts before this lease has passed"
-    fence.renew_or_stop(node.attempts.live(), node.fences)
+    fence.renew_or_stop(node.attempts.live_attempts(), node.fences)
     assert node.outcome(epoch=2)["state"] == "fenced"
     lease.write(folder.lease, -1.0)
     assert commit_guard.replaced_reason(folder.shared).startswith("its lease ended 1.")

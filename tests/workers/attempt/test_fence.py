@@ -33,7 +33,7 @@ def running(node):
     """A running attempt of epoch 3 whose lease ends soon."""
     node.start(command=FOREVER, epoch=3)
     node.until(lambda: node.folder(epoch=3).started.exists(), "it runs")
-    (attempt,) = node.attempts.live()
+    (attempt,) = node.attempts.live_attempts()
     lease.write(attempt.folder.lease, 30.0)
     return attempt
 
@@ -86,7 +86,7 @@ def test_a_head_that_takes_connections_and_does_not_answer_lets_no_lease_pass_th
     store.hangs = True
     node.start(command=FOREVER, lease_s=3.0)
     node.until(lambda: node.folder().started.exists(), "it runs")
-    fences, (attempt,) = FenceReader("f1", tmp_path, store), node.attempts.live()
+    fences, (attempt,) = FenceReader("f1", tmp_path, store), node.attempts.live_attempts()
     lease.write(attempt.folder.lease, 3.0, lease.now_s() - 2.0)
     begun_s = lease.now_s()
     fence.renew_or_stop([attempt], fences)

@@ -25,7 +25,7 @@ def own(node, request):
     """A starter of this test's own."""
     node.starter = SupervisorLauncher()
     if request.param == "forked":
-        node.starter.begin()
+        node.starter.start()
     node.reopen()
     yield node.starter
     node.starter.close()
@@ -34,7 +34,7 @@ def own(node, request):
 @pytest.fixture
 def forked(node):
     node.starter = SupervisorLauncher()
-    node.starter.begin()
+    node.starter.start()
     node.reopen()
     yield node.starter
     node.starter.close()
@@ -100,7 +100,7 @@ def test_what_it_started_outlives_a_zygote_that_is_killed_and_the_next_starts_by
     node.until_gone(before.pid)
     node.start("second", ("echo", "on"))
     assert node.outcome("second")["state"] == "succeeded"
-    assert node.attempts.live()[0].id.job == "first"
+    assert node.attempts.live_attempts()[0].id.job == "first"
     node.until(
         lambda: forked._fork_server is not None and forked._fork_server.pid != before.pid, "there is a new zygote"
     )
@@ -220,7 +220,7 @@ def test_a_supervisor_that_fails_takes_no_start_beside_it_along(node, forked, pr
     starts[1].join(60)
     node.until_printed("ready", "b")
     node.until_gone(before.pid)
-    assert node.attempts.known() == ["b.1.0"]
+    assert node.attempts.keys() == ["b.1.0"]
     assert zygote_of(forked).pid != before.pid
 
 
@@ -233,13 +233,13 @@ from workers.messages import Order
 from workers.code_archives import NodeCodeArchives
 
 root, starter = Path(sys.argv[1]), SupervisorLauncher()
-starter.begin()
+starter.start()
 packages = NodeCodeArchives(root / "packages")
 attempts = AttemptManager(root / "attempts", root / "storage", "n0", packages, lambda order: 1, None, starter)
 attempts.start(
     Order("j", 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, lease_s=60.0,
           command=("sh", "-c", "echo ready; exec sleep 600")), {})
-print(starter._zygote.pid, flush=True)
+print(starter._fork_server.pid, flush=True)
 time.sleep(600)
 """
 
@@ -250,6 +250,6 @@ def test_an_agent_that_is_killed_takes_its_zygote_along_and_no_attempt(node):
         node.until_printed("ready")
         os.kill(agent.pid, signal.SIGKILL)
     node.until_gone(zygote)
-    assert [a.id.job for a in node.reopen().live()] == ["j"]
+    assert [a.id.job for a in node.reopen().live_attempts()] == ["j"]
     assert all(process.is_running() for process in recorded(node))
-    assert node.attempts.news({}, {}, 5.0)[0].phase == "running"
+    assert node.attempts.wait_for_changes({}, {}, 5.0)[0].phase == "running"

@@ -81,8 +81,8 @@ def test_a_job_that_used_up_the_files_of_its_nodes_disk_is_forgotten_and_the_dis
             break
     full.until(lambda: forgotten(full), "it is forgotten")
     assert not full.folder().shared.exists()
-    full.reopen().forget("j", 1)
-    assert full.attempts.known() == []
+    full.reopen().remove_rank_files("j", 1)
+    assert full.attempts.keys() == []
     full.until(lambda: not list(small.glob("shared/.removed-*")), "its files are gone")
     full.start("next")
     assert full.outcome("next")["state"] == "succeeded"
@@ -91,7 +91,7 @@ def test_a_job_that_used_up_the_files_of_its_nodes_disk_is_forgotten_and_the_dis
 def forgotten(node):
     """As the server asks again."""
     try:
-        node.attempts.forget("j", 1)
+        node.attempts.remove_rank_files("j", 1)
     except OSError:
         return False
     return True
@@ -103,13 +103,13 @@ def test_an_attempt_whose_folder_went_before_it_was_marked_as_forgotten_can_be_f
     node.outcome()
     with monkeypatch.context() as full_disk, pytest.raises(OSError, match="No space"):
         full_disk.setattr(attempt, "replace_text", no_space)
-        node.attempts.forget("j", 1)
+        node.attempts.remove_rank_files("j", 1)
     assert not node.folder().shared.exists()
-    (report,) = node.reopen().news({}, {}, 0.0)
+    (report,) = node.reopen().wait_for_changes({}, {}, 0.0)
     assert (report.phase, report.outcome.state) == ("ended", "succeeded")
-    node.attempts.forget("j", 1)
-    assert node.attempts.known() == []
-    assert node.reopen().known() == []
+    node.attempts.remove_rank_files("j", 1)
+    assert node.attempts.keys() == []
+    assert node.reopen().keys() == []
 
 
 def no_space(*_, **__):
@@ -121,7 +121,7 @@ def test_a_start_that_finds_no_space_for_its_first_file_says_so_and_leaves_nothi
         full_disk.setattr(lease, "try_lock", no_space)
         node.start()
     assert e.value.remedy == "free disk space on that node"
-    assert (node.attempts.known(), node.folder().path.exists()) == ([], False)
+    assert (node.attempts.keys(), node.folder().path.exists()) == ([], False)
     node.start()
     assert node.outcome()["state"] == "succeeded"
 
@@ -133,7 +133,7 @@ def test_a_start_on_a_disk_without_a_file_left_says_so(full, small):
             (small / f"fill-{part}").touch()
     with pytest.raises(FleetError, match=r"cannot create the attempt's folder: .*No space"):
         full.start()
-    assert full.attempts.known() == []
+    assert full.attempts.keys() == []
     for fill in small.glob("fill-*"):
         fill.unlink()
     full.start()

@@ -111,7 +111,7 @@ def hang_of(node, watching):
     """What it says, once it has taken its samples, of a process that does nothing."""
     with subprocess.Popen(["sleep", "600"]) as idle:
         said = []
-        node.until(lambda: said.append(watching.look({idle.pid: 0})) or said[-1], "it has said something")
+        node.until(lambda: said.append(watching.check({idle.pid: 0})) or said[-1], "it has said something")
         idle.kill()
     return said[-1]
 
@@ -120,7 +120,7 @@ def test_the_default_limit_is_twice_the_99th_percentile_and_at_least_a_minute(no
     beat_at(node, 61.0)
     assert "the limit is 60 s" in hang_of(node, watched()).message
     beat_at(node, 61.0, p99_s=40.0)
-    assert watched().look({os.getpid(): 0}) is None
+    assert watched().check({os.getpid(): 0}) is None
     beat_at(node, 81.0, p99_s=40.0)
     assert "the limit is 80 s" in hang_of(node, watched()).message
 
@@ -129,14 +129,14 @@ def test_the_default_limit_is_twice_the_99th_percentile_and_at_least_a_minute(no
 def test_a_rank_that_compiles_saves_or_evaluates_does_not_hang(node, watched, how):
     beat_at(node, **({"ago_s": 3600.0} | how))
     watching = watched()
-    assert [watching.look({os.getpid(): 0}) for _ in range(3)] == [None] * 3
-    assert not watching._stacks.asked
+    assert [watching.check({os.getpid(): 0}) for _ in range(3)] == [None] * 3
+    assert not watching._stacks.is_sampling
 
 
 def test_damaged_beats_are_none(node, watched):
     node.folder().beat(0).write_bytes(os.urandom(49))
     assert rank_progress.read(node.folder().beat(0)) is None
-    assert watched().look({os.getpid(): 0}) is None
+    assert watched().check({os.getpid(): 0}) is None
 
 
 def test_beats_tell_the_99th_percentile_of_the_last_thousand_steps(node, watched, monkeypatch):
@@ -162,7 +162,7 @@ def test_in_a_gang_the_rank_that_is_furthest_behind_is_named_and_all_stacks_are_
     watching, said = watched(), []
     with subprocess.Popen(["sleep", "600"]) as first, subprocess.Popen(["sleep", "601"]) as second:
         ranks = {second.pid: 1, first.pid: 0}
-        node.until(lambda: said.append(watching.look(ranks)) or said[-1], "it has said something")
+        node.until(lambda: said.append(watching.check(ranks)) or said[-1], "it has said something")
         first.kill()
         second.kill()
     assert said[-1].message.startswith("rank 0 made no step for 6")
@@ -175,7 +175,7 @@ def test_a_rank_that_somebody_stopped_is_named(node, watched):
     watching, said = watched(), []
     with subprocess.Popen(["sleep", "600"]) as rank:
         rank.send_signal(signal.SIGSTOP)
-        node.until(lambda: said.append(watching.look({rank.pid: 0})) or said[-1], "it has said something")
+        node.until(lambda: said.append(watching.check({rank.pid: 0})) or said[-1], "it has said something")
         rank.kill()
     assert f"; a signal has stopped its process {rank.pid}" in said[-1].message
     assert "sleep 600: T (stopped)" in said[-1].stacks[0]
@@ -186,7 +186,7 @@ def test_a_task_of_ours_without_steps_tells_its_python_stacks_where_its_job_sets
     code = f"""
 import pathlib, time
 from workers.attempt import rank_main
-rank_main._tell_stacks(pathlib.Path({str(node.folder().stacks(0))!r}))
+rank_main._register_stacks(pathlib.Path({str(node.folder().stacks(0))!r}))
 def measures():
     time.sleep(600)
 measures()

@@ -54,7 +54,7 @@ def test_a_loss_that_is_nan_ends_the_gang_at_that_step_and_the_last_good_checkpo
     ended = node.outcome()
     failure = ended["failure"]
     assert (ended["state"], failure["kind"], failure["rank"], failure["node"]) == ("failed", "nan", 1, "n0"), failure
-    assert failure["message"].startswith("the reported loss is nan at step 3; look at the learning rate")
+    assert failure["message"].startswith("the reported loss is nan at step 3; check the learning rate")
     assert newest(node) == 2
 
 

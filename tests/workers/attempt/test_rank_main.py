@@ -115,7 +115,7 @@ def test_a_rank_asked_for_its_stacks_tells_them_and_survives_the_question_also_w
 import faulthandler, os
 from pathlib import Path
 from workers.attempt import rank_main
-rank_main._tell_stacks(Path({str(tmp_path / "stacks")!r}))
+rank_main._register_stacks(Path({str(tmp_path / "stacks")!r}))
 os.kill(os.getpid(), rank_main.SIGNAL)
 faulthandler.unregister(rank_main.SIGNAL)  # as the interpreter does at its end
 os.kill(os.getpid(), rank_main.SIGNAL)

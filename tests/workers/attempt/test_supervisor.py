@@ -260,7 +260,7 @@ def test_a_training_that_returns_although_it_was_asked_to_stop_has_finished(node
 import time
 def train(ctx):
     print("ready", flush=True)
-    while not ctx.stop.asked:
+    while not ctx.stop.requested:
         time.sleep(0.01)
     return {"finished": True}
 """)
@@ -352,7 +352,7 @@ def terminate():
 
 path, when = Path(sys.argv[1]), sys.argv[2]
 supervisor = Supervisor(AttemptFolder(path), parse(path.name), {})
-supervisor.ranks.listen(supervisor.signalled)
+supervisor.ranks.install_signal_handlers(supervisor.on_signal)
 log = supervisor.ranks._log
 supervisor.ranks._log = lambda rank: (terminate() if str(rank) == when else None, log(rank))[1]
 if when == "before":

@@ -55,16 +55,16 @@ def is_whole(target, source):
 def test_most_chunks_are_proved_before_the_last_one_has_come_and_commit_reads_only_the_rest(source, sent, tmp_path):
     proved = []
     with incoming(source, sent, tmp_path) as one:
-        prove = one._read_back._prove
+        prove = one._read_back._verify
 
         def noting(chunks):
             prove(chunks)
             proved.append((len(chunks), threading.current_thread().name))
 
-        one._read_back._prove = noting
+        one._read_back._verify = noting
         assert len(one.missing()) == CHUNKS
         arrive(one, sent, range(MIN_BATCH))
-        one._read_back._settle()
+        one._read_back._raise_error()
         assert [count for count, _ in proved] == [MIN_BATCH]
         arrive(one, sent, range(MIN_BATCH, CHUNKS))
         one.commit()

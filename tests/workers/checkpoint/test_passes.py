@@ -152,7 +152,7 @@ def test_a_pass_over_a_file_reads_hashes_and_copies(offset, size, cached, compil
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = compiled.digest()
         digest.update(bytes(300))
-        compiled.over(path, file.fileno(), offset, size, digest, out[:size])
+        compiled.run(path, file.fileno(), offset, size, digest, out[:size])
     assert out[:size] == data[offset : offset + size] and out[size:] == bytes(64)
     assert digest.hexdigest() == xxhash.xxh3_128(bytes(300) + data[offset : offset + size]).hexdigest()
 
@@ -163,7 +163,7 @@ def test_a_file_that_ends_too_early_is_named_with_the_byte(wanted, compiled, tmp
     path.write_bytes(bytes(5_000))
     message = "file ends at byte 5000 while it was being read"
     with path.open("rb") as file, pytest.raises(DamagedCheckpoint, match=message):
-        compiled.over(path, file.fileno(), 100, wanted, compiled.digest())
+        compiled.run(path, file.fileno(), 100, wanted, compiled.digest())
 
 
 def test_a_page_that_cannot_be_had_ends_the_attempt_and_not_the_process(compiled, tmp_path):
@@ -187,14 +187,14 @@ def test_a_file_that_was_shortened_is_named_with_the_byte_each_time(compiled, tm
         os.truncate(path, CHUNK_BYTES // 2)
         for _ in range(3):
             with pytest.raises(DamagedCheckpoint, match=f"ends at byte {CHUNK_BYTES // 2}"):
-                compiled.over(path, file.fileno(), 0, CHUNK_BYTES, compiled.digest())
+                compiled.run(path, file.fileno(), 0, CHUNK_BYTES, compiled.digest())
 
 
 def test_what_cannot_be_read_says_why(compiled, tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(DamagedCheckpoint, match="cannot be read at byte 7: Is a directory"):
-            compiled.over(tmp_path, descriptor, 7, 1000, compiled.digest())
+            compiled.run(tmp_path, descriptor, 7, 1000, compiled.digest())
     finally:
         os.close(descriptor)
 

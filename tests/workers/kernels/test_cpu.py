@@ -133,8 +133,8 @@ def test_a_forked_process_computes_with_threads_of_its_own(made):
 def test_both_options_are_proven_on(made):
     with threads(2):
         simd, parallel = made.prove()
-    assert simd.effective and simd.wanted, simd
-    assert parallel.effective and parallel.wanted, parallel
+    assert simd.effective and simd.expected, simd
+    assert parallel.effective and parallel.expected, parallel
     assert "2 of 2 threads" in parallel.evidence
 
 
@@ -142,7 +142,7 @@ def test_without_parallel_every_call_stays_on_its_thread(made):
     alone = registry.create("cpu", use_parallel=False)
     with threads(2):
         proof = alone.prove()[1]
-        assert (proof.wanted, proof.effective) == (False, True), proof
+        assert (proof.expected, proof.effective) == (False, True), proof
         x = draw(700, 1031)
         assert torch.equal(alone.rmsnorm(x), made.rmsnorm(x))
         assert alone.device_info()["threads"] == 1
@@ -153,7 +153,7 @@ def test_without_simd_no_vector_instruction_computes_and_results_are_as_right(ma
     assert plain.device_info()["lanes"] == 1
     if shutil.which("objdump"):
         proof = plain.prove()[0]
-        assert (proof.wanted, proof.effective) == (False, True), proof
+        assert (proof.expected, proof.effective) == (False, True), proof
     for case in CASES:
         check(plain, case, torch.float16)
         check(plain, case, torch.bfloat16)

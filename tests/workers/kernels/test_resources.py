@@ -77,21 +77,21 @@ def test_a_launch_is_refused_that_the_committed_table_does_not_hold():
 
 def test_a_planted_configuration_that_spills_is_found_and_not_written(compiler):
     """65,536 columns in the registers of one program: the cliff that clusters and loops are for."""
-    [row] = compiler.measured([Resources("sm_90", "bf16", Config("rmsnorm_rows", (1, 65536), 16))])
+    [row] = compiler.compile_configurations([Resources("sm_90", "bf16", Config("rmsnorm_rows", (1, 65536), 16))])
     assert row.spills > 0
-    assert compiler.spilling([row]) == [row]
+    assert compiler.refused_rows([row]) == [row]
     with pytest.raises(UserError, match=r"1 configurations must not be launched.*spills"):
         committed.data_of([row])
 
 
 def test_too_many_threads_compile_and_are_refused(compiler):
-    [row] = compiler.measured([Resources("gfx942", "bf16", Config("softmax_rows", (1, 32768), 32))])
+    [row] = compiler.compile_configurations([Resources("gfx942", "bf16", Config("softmax_rows", (1, 32768), 32))])
     assert (row.spills, row.threads) == (0, 2048)
     assert "2048 threads" in row.refused
 
 
 def test_what_does_not_compile_is_told(compiler):
-    [row] = compiler.measured([Resources("sm_90", "bf16", Config("silu", (1000,), 4))])
+    [row] = compiler.compile_configurations([Resources("sm_90", "bf16", Config("silu", (1000,), 4))])
     assert row.refused.startswith("does not compile: ")
 
 
@@ -102,12 +102,12 @@ def test_what_was_compiled_is_remembered_and_a_cut_line_is_not(compiler, tmp_pat
         for name in ("sm_90", "gfx942")
     ]
     told = []
-    first = compiler.measured(jobs, lambda done, of: told.append((done, of)))
+    first = compiler.compile_configurations(jobs, lambda done, of: told.append((done, of)))
     assert told == [(0, 2), (1, 2), (2, 2)]
     with (tmp_path / "measured" / "kernel-resources.jsonl").open("a") as file:
         file.write('{"key": "3.7')
     told.clear()
-    assert compiler.measured(jobs, lambda done, of: told.append((done, of))) == first
+    assert compiler.compile_configurations(jobs, lambda done, of: told.append((done, of))) == first
     assert told == [(2, 2)]
     if resources.installed() == "3.7.1":
         lines = [DATA["lines"][f"{row.target} bf16"][str(row.config)] for row in first]
@@ -116,6 +116,6 @@ def test_what_was_compiled_is_remembered_and_a_cut_line_is_not(compiler, tmp_pat
 
 def test_targets_nobody_can_compile_for_are_told(compiler):
     with pytest.raises(UserError, match="unknown target 'sm_91'"):
-        compiler.report(["sm_91"])
+        compiler.compile_report(["sm_91"])
     with pytest.raises(UserError, match="only the driver knows the registers"):
-        compiler.report(["xpu"])
+        compiler.compile_report(["xpu"])

@@ -77,7 +77,7 @@ def test_rows_are_complete_and_checked_against_float64(context, name):
 def test_every_counted_round_is_reported_with_the_time_of_each_case(context):
     asked = context(arguments={"warmup": 3, "rounds": 4})
     rows = {row["case"]: row for row in benchmark.main(asked)["rows"]}
-    reports = [event for event in asked.events.kept if event["type"] == "report"]
+    reports = [event for event in asked.events.in_memory if event["type"] == "report"]
     assert [event["step"] for event in reports] == [1, 2, 3, 4]
     for case, row in rows.items():
         assert [event[f"{case}_s"] for event in reports] == row["samples_s"]
@@ -115,9 +115,9 @@ def test_training_is_left_out_when_not_asked_for(context):
 def test_one_whose_first_case_is_wrong_and_that_is_asked_to_stop_says_that_it_did_not_finish(context, tmp_path):
     (tmp_path / "timed_model.py").write_text(SOURCE.replace("nn.GELU()", "nn.Threshold(9.0, float('nan'))"))
     asked = context()
-    asked.stop.asked = True
+    asked.stop.requested = True
     assert [row["status"] for row in benchmark.main(asked)["rows"]] == ["wrong"]
-    assert [event["preempted"] for event in asked.events.kept] == [True]
+    assert [event["preempted"] for event in asked.events.in_memory] == [True]
 
 
 @pytest.mark.parametrize("how", ["of the job", "of the arguments"])
@@ -151,7 +151,7 @@ def test_a_wrong_result_has_no_time_and_says_why_in_words_that_json_takes(contex
     assert (row["status"], row["median_s"], row["samples_s"]) == ("wrong", None, [])
     assert "no value is finite" in row["reason"]
     assert result["noise"] is None
-    assert asked.events.kept == []
+    assert asked.events.in_memory == []
     assert "forward: not timed: no value is finite" in capsys.readouterr().out
 
 
@@ -189,11 +189,11 @@ def test_one_that_is_asked_to_stop_ends_between_two_rounds_with_what_it_has(atte
 
 def test_one_that_is_asked_to_stop_before_its_first_round_has_no_times(context):
     asked = context()
-    asked.stop.asked = True
+    asked.stop.requested = True
     result = benchmark.main(asked)
     (row,) = result["rows"]
     assert (row["case"], row["status"], row["median_s"]) == ("forward", "skipped", None)
-    assert [event["preempted"] for event in asked.events.kept] == [True]
+    assert [event["preempted"] for event in asked.events.in_memory] == [True]
 
 
 @pytest.mark.parametrize(

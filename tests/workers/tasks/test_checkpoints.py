@@ -59,7 +59,7 @@ def test_a_checkpoint_is_told_to_the_fleet_with_its_path_and_size(tmp_path):
     ctx = context(tmp_path)
     path = ctx.checkpoint.save(7, {"model": nn.Linear(2, 2)})
     ctx.checkpoint.wait()
-    (event,) = ctx.events.kept
+    (event,) = ctx.events.in_memory
     assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, path)
     assert event["bytes"] > 0
     assert ctx.checkpoint.saved == 1
@@ -74,8 +74,8 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_end_waits(tmp_pa
         with torch.no_grad():
             model.weight.zero_()
         ctx.checkpoint.save(2, {"model": model})
-    assert [event["step"] for event in ctx.events.kept] == [1, 2]
-    assert all(0 < event["blocked_s"] <= ctx.checkpoint.blocked_s for event in ctx.events.kept)
+    assert [event["step"] for event in ctx.events.in_memory] == [1, 2]
+    assert all(0 < event["blocked_s"] <= ctx.checkpoint.blocked_s for event in ctx.events.in_memory)
     assert torch.equal(load(path).state["model"]["weight"], before)
 
 

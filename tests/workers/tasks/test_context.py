@@ -81,7 +81,7 @@ def test_a_report_is_remembered_as_the_last_one():
     ctx.report(2, loss=torch.tensor([1.0]), accuracy=0.5)
     assert ctx.last_step == 2
     assert ctx.last_report == {"step": 2, "loss": 1.0, "accuracy": 0.5}
-    assert [event["step"] for event in ctx.events.kept] == [1, 2]
+    assert [event["step"] for event in ctx.events.in_memory] == [1, 2]
 
 
 def test_a_metric_may_not_be_called_like_what_every_event_has():
@@ -94,7 +94,7 @@ def test_a_report_may_tell_how_many_steps_the_whole_run_has():
     ctx.report(3, of=10, loss=2.0)
     ctx.report(step=10, of=torch.tensor(10))
     ctx.report(11)
-    told = [{k: v for k, v in e.items() if k in ("step", "of", "loss")} for e in ctx.events.kept]
+    told = [{k: v for k, v in e.items() if k in ("step", "of", "loss")} for e in ctx.events.in_memory]
     assert told == [{"step": 3, "of": 10, "loss": 2.0}, {"step": 10, "of": 10}, {"step": 11}]
 
 
@@ -103,7 +103,7 @@ def test_a_number_of_steps_that_cannot_be_is_refused(of):
     ctx = context()
     with pytest.raises(UserError, match=r"of=.* at step 3; `of` is the total number of steps, from 3 to"):
         ctx.report(3, of=of, loss=0.5)
-    assert ctx.events.kept == []
+    assert ctx.events.in_memory == []
 
 
 def test_prepare_returns_as_many_things_as_it_was_given():

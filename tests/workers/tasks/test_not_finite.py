@@ -45,7 +45,7 @@ def test_a_number_that_makes_going_on_useless_is_refused_after_it_was_reported(t
             ctx.report(step=7, **metrics)
     else:
         ctx.report(step=7, **metrics)
-    assert ctx.events.kept[-1]["step"] == 7
+    assert ctx.events.in_memory[-1]["step"] == 7
     training(stop_on_nan=False).report(step=7, **metrics)
 
 
@@ -116,8 +116,8 @@ def test_steps_pauses_and_saves_are_told_to_the_supervisor(training, tmp_path):
     with ctx.pause("evaluation"):
         assert beat().paused
     ctx.report(step=5)
-    tell = ctx.checkpoint._tell
-    ctx.checkpoint._tell = lambda saved: (seen.append(beat().saving), tell(saved))
+    tell = ctx.checkpoint._report_saved
+    ctx.checkpoint._report_saved = lambda saved: (seen.append(beat().saving), tell(saved))
     ctx.checkpoint.save(1, {"model": model})
     ctx.checkpoint.wait()
     assert seen == [False]  # told after it is committed
