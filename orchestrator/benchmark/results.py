@@ -15,13 +15,13 @@ from orchestrator.benchmark import comparison, peaks
 from workers.benchmark import catalogue, statistics
 from workers.benchmark.host import classify
 
-SCHEMA = 1
+SCHEMA = 2
 MEASURED = "measured"
 Data = dict[str, Any]
 
 
 def summarize(lines: Iterable[Data]) -> Data:
-    """Return {"run", "request", "targets" (targets), "results" (results), "hosts", "state", …}.
+    """Return {"run", "request", "targets", "results", "hosts", "state", …}.
 
     Of a result measured twice the last counts. `time_s` is consistent with the ratio: the reference's `time_s` over it
     is the ratio.
@@ -38,13 +38,15 @@ def summarize(lines: Iterable[Data]) -> Data:
     for summary in summaries.values():
         summary["time_s"] = _time_s(summary, summaries)
     _limits(summaries, targets)
+    listed = [summaries[line["id"]] for line in lines_by_id.values()]
     return {
         "schema": SCHEMA,
         "run": header.get("run", ""),
         "request": header.get("request", {}),
         "targets": [{"target": name, **targets[name]} for name in sorted(targets, key=lambda n: order.get(n, 0))],
         "lost": {line["target"]: line["reason"] for line in lines if line["line"] == "lost"},
-        "results": [summaries[line["id"]] for line in lines_by_id.values()],
+        "results": listed,
+        "cells": listed,  # the former name, for scripts that read it
         "hosts": _hosts(lines_by_id.values()),
         "state": footer["state"] if footer else "RUNNING",
         "reason": footer["reason"] if footer else "",
