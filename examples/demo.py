@@ -108,7 +108,7 @@ def inventory(o: Any) -> None:
     console.print(fleet)
     console.print(nodes)
     summary["pools"] = [pool["pool"] for pool in fleet["pools"]]
-    summary["left_out"] = fleet["left_out"]
+    summary["skipped_pools"] = fleet["skipped_pools"]
     summary["devices"] = [
         {"node": n["node"], "pool": n["pool"], "torch": n["versions"].get("torch"),
          **{k: d[k] for k in ("kind", "name", "emulated", "total_memory_bytes")}}

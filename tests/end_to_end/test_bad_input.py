@@ -226,7 +226,7 @@ def test_a_job_that_never_ran_says_so(whole_fleet: Orchestrator, polyfleet: Cli)
             "the server does not know the token of this home\n  run `polyfleet server stop`",
         ),
         ("token", lambda text: "", 2, "/token does not contain a valid token\n  run `polyfleet server stop`, remove"),
-        ("token", None, 2, "/token is gone\n  run `polyfleet server stop`, then this command again"),
+        ("token", None, 2, "/token does not exist\n  run `polyfleet server stop`, then this command again"),
         ("server.json", lambda text: text.replace('"version": "', '"version": "9'), 2, "the server has version 9"),
     ],
     ids=["wrong token", "empty token", "no token", "another version"],
@@ -313,7 +313,7 @@ def test_a_full_disk_is_told_with_the_place_and_starts_nothing(own_home: Path, p
             for words in (("jobs",), ("server", "start")):
                 done = polyfleet(*words)
                 assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (3, "", False), done.stderr
-                assert "free space" in done.stderr and str(own_home) in done.stderr
+                assert "free disk space" in done.stderr and str(own_home) in done.stderr
     finally:
         subprocess.run(["umount", own_home], check=True)
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 KEYS = {
     "pools",
-    "left_out",
+    "skipped_pools",
     "devices",
     "jobs",
     "losses",
@@ -43,4 +43,4 @@ def test_the_demo_ends_well_and_its_summary_is_true(tmp_path: Path):
     if "xla" in summary["pools"]:
         assert recovered["kinds"] == ["tpu:emulated", "cpu"]
     else:
-        assert "xla" in dict(summary["left_out"])
+        assert "xla" in dict(summary["skipped_pools"])

@@ -84,7 +84,7 @@ def test_a_shell_ends_with_its_job_and_leaves_nothing(gang, until, at_a_terminal
     until(lambda: commands("sleep", "393"))
     gang.cancel()
     assert shell.code() == 3
-    assert b"was ended: the attempt has ended" in shell.seen
+    assert b"was stopped: the attempt has ended" in shell.seen
     until(lambda: not commands("sleep", "393") and not processes_of(gang.id))
 
 
