@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", default=GROUPS, choices=GROUPS, help="saves come before all others")
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp32"])
     arguments = parser.parse_args()
-    passes.compiled(2**62)  # built before: once on a node, some seconds
+    passes.compiled_passes(2**62)  # built before: once on a node, some seconds
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -119,7 +119,7 @@ def guessed(row: np.ndarray, held_out: int, best: int) -> Row:
 def one(rates: np.ndarray, row: int, held_out: int, kinds: np.ndarray, others: np.ndarray) -> Row:
     seen = np.full((len(others) + 1, len(KINDS)), np.nan)
     seen[:-1], seen[-1, kinds] = rates[others], rates[row, kinds]
-    found = estimate_rates(seen, most_known=2)
+    found = estimate_rates(seen, max_measured=2)
     guess, truth = found.rate[-1, held_out], rates[row, held_out]
     there = [*kinds.tolist(), held_out]
     fastest = max(rates[row, there])

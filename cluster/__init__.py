@@ -1,4 +1,4 @@
-"""Vocabulary, accelerator facts, pools, environments, and the Ray cluster that runs them.
+"""Shared types, accelerator facts, pools, environments, and the Ray cluster that runs them.
 
 Imports neither `workers` nor `orchestrator`.
 """

@@ -72,16 +72,16 @@ def check(archive: Path) -> list[zipfile.ZipInfo]:
     return entries
 
 
-def iterate_files(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], None]) -> None:
-    """Call `take` with each entry in turn, folders included, and a reader of its bytes.
+def iterate_files(archive: Path, on_entry: Callable[[zipfile.ZipInfo, IO[bytes]], None]) -> None:
+    """Call `on_entry` with each entry in turn, folders included, and a reader of its bytes.
 
-    Raises UserError, possibly after some calls of `take`.
+    Raises UserError, possibly after some calls of `on_entry`.
     """
     entries = check(archive)
     with _open_archive(archive) as z:
         for info in entries:
             with z.open(info) as content:
-                take(info, content)
+                on_entry(info, content)
                 if content.tell() != info.file_size:
                     raise BrokenArchive(f"{info.filename[:200]!r} is shorter than the directory says")
 
@@ -192,16 +192,16 @@ def _check_unique(info: zipfile.ZipInfo, is_folder_by_name: dict[str, bool]) -> 
     `is_folder_by_name` has the names of earlier entries.
     """
     name = unicodedata.normalize("NFC", info.filename.removesuffix("/")).casefold()
-    above = list(folders_above(name))
+    parents = list(folders_above(name))
     has_conflict = (name in is_folder_by_name and not (is_folder_by_name[name] and info.is_dir())) or any(
-        is_folder_by_name.get(p) is False for p in above
+        is_folder_by_name.get(p) is False for p in parents
     )
     if has_conflict:
         raise UserError(
             f"the submitted archive contains {info.filename[:200]!r} twice, or in another case", "rename one of them"
         )
     is_folder_by_name[name] = info.is_dir()
-    for parent in above:
+    for parent in parents:
         is_folder_by_name.setdefault(parent, True)
     if len(is_folder_by_name) > 2 * MAX_ENTRIES:
         raise UserError(

@@ -1,7 +1,7 @@
 """Entries of submitted archives: permission bits, modification times, and a hash over all entries.
 
-Times are whole seconds of UTC in the extra field that Info-ZIP writes and `unzip` reads. ZIP's own field has local time
-in steps of two seconds. Source: Info-ZIP, extrafld.txt, "Extended Timestamp".
+Times are seconds of UTC in the extra field that Info-ZIP writes and `unzip` reads. ZIP's own field has local time in
+steps of two seconds. Source: Info-ZIP, extrafld.txt, "Extended Timestamp".
 """
 
 import hashlib

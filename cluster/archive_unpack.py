@@ -117,15 +117,15 @@ def _make_links(links: dict[str, str], folder: Path) -> None:
     Raises UserError if a link points outside `folder` on this disk, whatever the names in the archive imply.
     """
     for name, text in links.items():
-        *above, last = name.split("/")
-        parent = descend(os.open(folder, FOLDER), above, make=True)
+        *parents, last = name.split("/")
+        parent = descend(os.open(folder, FOLDER), parents, create=True)
         try:
             os.symlink(text, last, dir_fd=parent)
         finally:
             os.close(parent)
-    inside = folder.resolve()
+    root = folder.resolve()
     for name in links:
-        if not (folder / name).resolve(strict=True).is_relative_to(inside):
+        if not (folder / name).resolve(strict=True).is_relative_to(root):
             raise UserError(
                 f"the submitted archive contains {name[:200]!r}, a link out of its folder", archive_checks.SUBMIT_AGAIN
             )

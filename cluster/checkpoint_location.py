@@ -91,7 +91,7 @@ def parse_pool_path(text: str, field: str = "checkpoint", pool: str = "") -> Che
     if not colon and pool:
         pool_name, path = pool, text
     elif not colon or not pool_name:
-        raise SpecError(field, f"{_redacted(text)} names no pool", FORMS)
+        raise SpecError(field, f"{_redacted(text)} does not name a pool", FORMS)
     if not POOL.fullmatch(pool_name):
         raise SpecError(field, f"{_redacted(pool_name)} is not a pool's name", FORMS)
     plain = "/".join(part for part in path.split("/") if part not in ("", "."))

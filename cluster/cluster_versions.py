@@ -69,15 +69,15 @@ def read(address: str, token: Path) -> Versions | None:
         return None
 
 
-def check_versions(address: str, theirs: Versions | None, own: Versions) -> None:
+def check_versions(address: str, theirs: Versions | None, ours: Versions) -> None:
     """Raise SpecError unless both run the same Ray and minor Python; patch releases of Python may differ."""
-    if theirs is None or (theirs.ray == own.ray and theirs.minor == own.minor):
+    if theirs is None or (theirs.ray == ours.ray and theirs.minor == ours.minor):
         return
 
     environment = f"a Python {theirs.minor} that has ray=={theirs.ray}"
     remedy = (
-        f"start the cluster with ray=={own.ray} under Python {own.minor}"
-        if theirs.ray.split(".")[:2] != own.ray.split(".")[:2]
-        else f"run Polyfleet from {environment}, or start the cluster with ray=={own.ray} under Python {own.minor}"
+        f"start the cluster with ray=={ours.ray} under Python {ours.minor}"
+        if theirs.ray.split(".")[:2] != ours.ray.split(".")[:2]
+        else f"run Polyfleet from {environment}, or start the cluster with ray=={ours.ray} under Python {ours.minor}"
     )
-    raise SpecError("address", f"the cluster at {address} runs {theirs}, and this Polyfleet {own}", remedy)
+    raise SpecError("address", f"the cluster at {address} runs {theirs}, and this Polyfleet {ours}", remedy)

@@ -82,9 +82,9 @@ def _is_complete(target: Path, files: dict[str, bytes]) -> bool:
 def _entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folder and everything below it, without following links."""
     yield folder, folder.lstat()
-    for above, folders, names in os.walk(folder, onerror=_raise):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         for name in (*folders, *names):
-            yield Path(above, name), Path(above, name).lstat()
+            yield Path(parent, name), Path(parent, name).lstat()
 
 
 def _raise(error: OSError) -> None:

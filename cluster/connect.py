@@ -51,7 +51,7 @@ def connect(record: FleetRecord) -> ProcessId | None:
     """Join the cluster of `record`. `prepare` must have run before anything imported ray.
 
     Returns the raylet that connects us, if it may end before this process: the cluster must then be joined again.
-    Raises FleetError if the head does not answer, or if another user listens at the address of an embedded fleet's
+    Raises FleetError if the head does not respond, or if another user listens at the address of an embedded fleet's
     head.
     """
     if record.is_embedded:
@@ -72,7 +72,7 @@ def connect(record: FleetRecord) -> ProcessId | None:
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as e:
         reason = str(e).strip().splitlines()[0]
         raise FleetError(
-            f"no Ray cluster answers at {record.address}: {reason}", "run `polyfleet down`, then `polyfleet up`"
+            f"no Ray cluster responds at {record.address}: {reason}", "run `polyfleet down`, then `polyfleet up`"
         ) from e
     return node.process if node else None
 

@@ -135,11 +135,11 @@ class ContentCache:
 
     # -- adding
 
-    def add(self, source: Path, expected: str = "", came_from: str = "") -> Content:
+    def add(self, source: Path, expected: str = "", key: str = "") -> Content:
         """Move `source`, a file or folder on this file system, into the cache; returns its hash and size.
 
         Afterwards it is read-only. If its hash is not `expected`, the source is removed and nothing is added.
-        `came_from` is its source's key.
+        `key` is the key of its source (see `source_key`).
         """
         private_dir(self.root)
         staging = self.root / f"new-{uuid.uuid4().hex}"
@@ -152,16 +152,16 @@ class ContentCache:
             content = staging / "content"
             source.rename(content)
             make_read_only(content)
-            before = stamp_of(content)
+            old_stamp = stamp_of(content)
             content_facts = content_of(content)
             if expected in ("", content_facts.sha256):
-                if stamp_of(content) != before:
+                if stamp_of(content) != old_stamp:
                     raise FleetError(
                         f"data {content_facts.sha256[:12]}… was changed while it was read",
                         "nothing to do: it is fetched again",
                     )
-                self._publish(staging, content_facts, before)
-                self._record_source(came_from, content_facts.sha256)
+                self._publish(staging, content_facts, old_stamp)
+                self._record_source(key, content_facts.sha256)
             return content_facts
         finally:
             delete(staging)
@@ -191,14 +191,14 @@ class ContentCache:
 
     # -- removing
 
-    def free_space(self, needed_bytes: int, most_bytes: int, free_bytes: int | None = None) -> None:
+    def free_space(self, needed_bytes: int, limit_bytes: int, free_bytes: int | None = None) -> None:
         """Remove entries that are not in use, least recently used first, until `needed_bytes` more fit.
 
-        The cache may have `most_bytes`, and the disk must have the space; `free_bytes` is its free space (default:
+        The limit of the cache is `limit_bytes`. The disk must have the space; `free_bytes` is its free space (default:
         read from the system). Raises UserError if `needed_bytes` can never fit, FleetError if too much is in use.
         """
-        if needed_bytes > most_bytes:
-            sizes = f"the data has {needed_bytes:,} bytes; the cache is limited to {most_bytes:,}"
+        if needed_bytes > limit_bytes:
+            sizes = f"the data has {needed_bytes:,} bytes; the cache is limited to {limit_bytes:,}"
             raise UserError(sizes, "split the data, or give the pool a larger cache")
         self._remove_unfinished()
         private_dir(self.root)
@@ -206,13 +206,13 @@ class ContentCache:
         sizes_of = {entry.name: stored.bytes if (stored := self._read_facts(entry.name)) else 0 for entry in entries}
         total = sum(sizes_of.values())
         for sha256, size_bytes in sizes_of.items():
-            if total + needed_bytes <= most_bytes and needed_bytes <= self._free_bytes(free_bytes):
+            if total + needed_bytes <= limit_bytes and needed_bytes <= self._free_bytes(free_bytes):
                 return
             if self._remove_entry(sha256):
                 total -= size_bytes
                 free_bytes = None if free_bytes is None else free_bytes + size_bytes
-        if total + needed_bytes > most_bytes:
-            message = f"{needed_bytes:,} bytes of data do not fit: running attempts use {total:,} of {most_bytes:,}"
+        if total + needed_bytes > limit_bytes:
+            message = f"{needed_bytes:,} bytes of data do not fit: running attempts use {total:,} of {limit_bytes:,}"
             raise FleetError(message, "give the pool a larger cache, or wait: the start is retried")
         if needed_bytes > (free := self._free_bytes(free_bytes)):
             raise FleetError(

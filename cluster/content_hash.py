@@ -124,7 +124,7 @@ def delete(path: Path) -> None:
     """Delete `path`, even if folders in it are closed to their owner."""
     for folder, names, _ in os.walk(path):
         for name in names:
-            if not (below := Path(folder, name)).is_symlink():
+            if not (subfolder := Path(folder, name)).is_symlink():
                 with suppress(OSError):
-                    below.chmod(0o700)
+                    subfolder.chmod(0o700)
     shutil.rmtree(path, ignore_errors=True)

@@ -42,12 +42,12 @@ WAIT_S = 60.0
 def up(
     spec: FleetSpec,
     progress: Progress,
-    left_out: Sequence[tuple[str, str]] = (),
+    skipped_pools: Sequence[tuple[str, str]] = (),
     accelerators: Mapping[str, int] = MappingProxyType({}),
 ) -> FleetRecord:
     """Start the fleet `spec`, all nodes or none, and return its record.
 
-    If it is up already, only its lost nodes are started, and no attempt ends. `left_out` has the pools that cannot
+    If it is up already, only its lost nodes are started, and no attempt ends. `skipped_pools` has the pools that cannot
     exist here, with the reason, for the record. `accelerators` counts this machine's by backend.
 
     Raises Conflict if another fleet is up here, FleetError if a node does not start, with the end of its log.
@@ -58,7 +58,7 @@ def up(
             _clean_up(current, progress)
             current = None
         check_same_fleet(current, spec)
-        local_spec = spec.here()
+        local_spec = spec.local_part()
         _check_head_address(spec)
         _make_storages(local_spec)
         interpreters = _Interpreters(local_spec, progress)
@@ -71,7 +71,7 @@ def up(
             )
             return start_with_head(updated, local_spec, interpreters, progress)
         try:
-            new_record = _new_record(spec, left_out, accelerators)
+            new_record = _new_record(spec, skipped_pools, accelerators)
             progress("starting the head")
             return start_missing_nodes(ray_head.start(new_record), local_spec, interpreters, progress)
         except BaseException:
@@ -82,7 +82,7 @@ def up(
 
 
 class _Interpreters(dict[str, Path]):
-    """Interpreters by pool, made or checked on first access: while all nodes run, none is."""
+    """Interpreters by pool, created or checked on first access; while all nodes run, none is accessed."""
 
     def __init__(self, spec: FleetSpec, progress: Progress):
         super().__init__()
@@ -158,7 +158,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as e:
         remedy = "write it as `ray start --head` prints it: Ray listens on the machine's own address, not on 127.0.0.1"
-        raise FleetError(f"nothing answers at {address}: {e}", remedy) from None
+        raise FleetError(f"cannot connect to {address}: {e}", remedy) from None
 
 
 def set_fleet_state(state: str) -> None:
@@ -169,15 +169,15 @@ def set_fleet_state(state: str) -> None:
 
 
 def record_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
-    """Record these hosts, in place of their earlier records.
+    """Record these hosts, which replaces their earlier records.
 
-    Raises FleetError if the fleet was taken down.
+    Raises FleetError if `polyfleet down` has stopped the fleet.
     """
     with fleet_lock():
         if (current := fleet_record.read()) is None:
-            raise FleetError("the fleet was taken down before its hosts joined", "run `polyfleet up` again")
-        others = [host for host in current.hosts if host.name not in joining]
-        current = replace(current, hosts=(*others, *joining.values()))
+            raise FleetError("`polyfleet down` stopped the fleet before its hosts joined", "run `polyfleet up` again")
+        other_hosts = [host for host in current.hosts if host.name not in joining]
+        current = replace(current, hosts=(*other_hosts, *joining.values()))
         fleet_record.write(current)
         return current
 
@@ -189,7 +189,7 @@ def remove_hosts(names: Collection[str]) -> None:
 
 
 def record() -> FleetRecord | None:
-    """Return the record of this home. Its processes may have ended: see its `living()`."""
+    """Return the record of this home. Its processes may have ended: see its `running()`."""
     return fleet_record.read()
 
 
@@ -287,7 +287,9 @@ def _make_storages(spec: FleetSpec) -> None:
             raise SpecError(f"pools.{name}.storage", f"{e.filename}: {e.strerror}", remedy) from None
 
 
-def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], accelerators: Mapping[str, int]) -> FleetRecord:
+def _new_record(
+    spec: FleetSpec, skipped_pools: Sequence[tuple[str, str]], accelerators: Mapping[str, int]
+) -> FleetRecord:
     """Write the record of a new fleet, with a new token: that of an earlier fleet may have leaked."""
     remove_tokens()
     token = new_token()
@@ -299,7 +301,7 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], accelerato
         started_s=time.time(),
         token_path=str(token),
         pools=plain_pools(spec),
-        skipped_pools=tuple((pool, why) for pool, why in left_out),
+        skipped_pools=tuple((pool, reason) for pool, reason in skipped_pools),
         accelerator_counts=dict(accelerators),
         umask=umask(),
         loopback=not spec.head.address,
@@ -339,12 +341,12 @@ def declared_nodes(spec: FleetSpec, host: str = "") -> dict[str, tuple[str, str]
 def spec_of(record: FleetRecord) -> FleetSpec:
     """Return the spec from which the fleet was started."""
     if record.host:
-        return pools_here(record.name, record.pools)
+        return local_pools(record.name, record.pools)
     fields = {"pools": record.pools, "head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
     return parse_fleet({"name": record.name, **fields})
 
 
-def pools_here(name: str, pools: Mapping[str, Any]) -> FleetSpec:
+def local_pools(name: str, pools: Mapping[str, Any]) -> FleetSpec:
     """Return the spec of a host's part of a fleet. A host with only the head has no pools."""
     if not pools:
         return FleetSpec.model_construct(name=name, pools={}, head=HeadSpec(), ssh=SSHSpec())

@@ -1,6 +1,6 @@
 """Install one environment: `python -m venv`, pip, and a check that its modules import.
 
-All output goes to a log.
+All output is written to a log.
 """
 
 import os
@@ -33,7 +33,7 @@ PIP_OPTIONS = ("--no-input", "--progress-bar=off", "--disable-pip-version-check"
 
 @dataclass(frozen=True, slots=True)
 class InstallFolder:
-    """Folder in which one environment is made.
+    """Folder in which one environment is created.
 
     Each process started here keeps the descriptor `lock` open until it ends.
     """
@@ -57,7 +57,7 @@ def has_pip() -> bool:
 
 
 def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
-    """Make the environment.
+    """Create the environment.
 
     On failure raises UserError with the end of the log; the caller removes the folder.
     """
@@ -132,4 +132,4 @@ def _install_error(recipe: Recipe, at: InstallFolder, failure: str, remedy: str 
     tail = "".join(f"\n  {line}" for line in lines[-TAIL_LINES:])
     if recipe.elsewhere:
         remedy += f"set {TORCH_INDEX} to nothing to use the usual build; "
-    return UserError(f"environment {recipe.name!r} {failure}:{tail}", f"{remedy}the whole log: {at.log}")
+    return UserError(f"environment {recipe.name!r} {failure}:{tail}", f"{remedy}complete log: {at.log}")

@@ -1,4 +1,4 @@
-"""Python environments of pools, made once per lock, Python and platform in the user's cache folder.
+"""Python environments of pools, created once per lock, Python and platform in the user's cache folder.
 
 A virtual environment cannot be moved (its scripts and pyvenv.cfg contain absolute paths), so it is built at its final
 path. It is valid only once `.complete` is written, last. During the build, the builder and every process that it starts
@@ -41,7 +41,7 @@ DISK_REMEDY = "free disk space there, or set POLYFLEET_CACHE to a folder on anot
 class Environment:
     """One environment in the cache. `state` is ready, building or broken.
 
-    `current`: it was made from the current version of a built-in lock.
+    `current`: it was created from the current version of a built-in lock.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Environment:
 
 
 def create(environment: "str | Recipe | EnvironmentSpec", progress: Progress = lambda line: None) -> Path:
-    """Return the interpreter of an environment; make the environment first if needed, which takes minutes.
+    """Return the interpreter of an environment; create the environment first if needed, which takes minutes.
 
-    Concurrent callers make it once. Raises NotFound for an unknown name; UserError if an interpreter does not exist or
-    packages fail to install (only the log is left); FleetError if this machine cannot have it: disk space, system,
+    Concurrent callers create it once. Raises NotFound for an unknown name; UserError if an interpreter does not exist
+    or packages fail to install (only the log is left); FleetError if this machine cannot have it: disk space, system,
     Python version.
     """
     recipe = recipe_of(environment)
@@ -72,28 +72,30 @@ def create(environment: "str | Recipe | EnvironmentSpec", progress: Progress = l
     try:
         paths.cache_dir(folder.parent.name)
         with exclusive(
-            _lock_file(folder), lambda: progress("waiting for another process that makes this environment")
+            _lock_file(folder), lambda: progress("waiting for another process that creates this environment")
         ) as lock:
             if not _is_complete(folder):
                 _remove_unfinished(folder.parent)
                 _build(recipe, folder, lock, progress)
     except OSError as e:
-        raise FleetError(f"environment {recipe.name!r} cannot be made: {e.strerror}: {e.filename}", DISK_REMEDY) from e
+        raise FleetError(
+            f"environment {recipe.name!r} cannot be created: {e.strerror}: {e.filename}", DISK_REMEDY
+        ) from e
     return interpreter_of(folder)
 
 
 def path(environment: "str | Recipe | EnvironmentSpec") -> Path:
-    """Return the interpreter of an existing environment. Raises NotFound if it was not made yet."""
+    """Return the interpreter of an existing environment. Raises NotFound if it does not exist yet."""
     recipe = recipe_of(environment)
     if isinstance(recipe, Path):
         return recipe
     if (folder := _existing_folder(recipe)) is None:
-        raise NotFound(f"environment {recipe.name!r} is not made yet", f"run `polyfleet env create {recipe.name}`")
+        raise NotFound(f"environment {recipe.name!r} does not exist yet", f"run `polyfleet env create {recipe.name}`")
     return interpreter_of(folder)
 
 
 def unsupported_reason(environment: "str | Recipe | EnvironmentSpec") -> str:
-    """Return why this machine cannot have the environment; "" if it exists or can be made."""
+    """Return why this machine cannot have the environment; "" if it exists or can be created."""
     try:
         recipe = recipe_of(environment)
     except UserError as e:
@@ -154,7 +156,7 @@ def named_interpreter(name: str) -> Path:
     python = Path(sys.executable if name == CURRENT else name)
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise UserError(f"no Python interpreter at {python}", "name the `python` file of an existing environment")
-    if name != CURRENT and (refusal := (interpreter := interpreters.inspect_interpreter(python)).refusal):
+    if name != CURRENT and (refusal := (interpreter := interpreters.inspect_interpreter(python)).unusable_reason):
         raise UserError(f"{python} {refusal}", interpreter.remedy)
     return python
 
@@ -201,7 +203,7 @@ def _build(recipe: Recipe, folder: Path, lock: int, progress: Progress) -> None:
     _erase(folder)
     if reason := _disk_error(recipe):
         raise FleetError(f"environment {recipe.name!r}: {reason}", DISK_REMEDY)
-    progress(f"making environment {recipe.name!r} ({len(recipe.packages)} to install) in {folder}")
+    progress(f"creating environment {recipe.name!r} ({len(recipe.packages)} to install) in {folder}")
     progress(recipe.download_summary)
     started_s = time.monotonic()
     temporary = folder.with_name(f"{folder.name}.tmp")
@@ -245,7 +247,9 @@ def _disk_error(recipe: Recipe) -> str:
     free = shutil.disk_usage(existing).free
     if free >= recipe.building_bytes:
         return ""
-    return f"needs {recipe.building_bytes / GB:.1f} GB of disk while it is made, {existing} has {free / GB:.1f} GB free"
+    return (
+        f"needs {recipe.building_bytes / GB:.1f} GB of disk while it is created, {existing} has {free / GB:.1f} GB free"
+    )
 
 
 def _users(folder: Path) -> list[int]:

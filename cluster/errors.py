@@ -1,10 +1,10 @@
 """Base classes of the errors that Polyfleet raises on purpose.
 
 PolyfleetError          what happened, with numbers, and what to do next
-└── UserError           the user can correct it: exit code 2, HTTP 422
-    ├── SpecError       a field of a file or request is wrong; names the field
-    ├── NotFound        no such job, pool or checkpoint: HTTP 404
-    └── Conflict        the same key with another body, or a second writer: HTTP 409
+├── UserError           the user can correct it: exit code 2, HTTP 422
+│   ├── SpecError       a field of a file or request is wrong; names the field
+│   ├── NotFound        no such job, pool or checkpoint: HTTP 404
+│   └── Conflict        the same key with another body, or a second writer: HTTP 409
 └── FleetError          the fleet cannot serve now (no head, no disk space, no node): exit code 3, HTTP 503
 """
 

@@ -1,4 +1,4 @@
-"""Local copies of the jobs' fences, which agents read while Ray's head does not answer.
+"""Local copies of the jobs' fences, which agents read while Ray's head does not respond.
 
 A fence is the newest epoch of a job; an attempt of an older epoch has no effect. There is one file per job, named by
 the job's id, with the epoch in decimal digits and a newline. It is not synced to disk: no attempt outlives its machine.
@@ -57,7 +57,7 @@ def read(folder: Path, job: str) -> int | None:
     except OSError as e:
         raise UnreadableFile(str(folder / job), f"cannot be read: {e.strerror}", is_transient=True) from None
     if not TEXT.fullmatch(text):
-        raise UnreadableFile(str(folder / job), "does not hold an epoch")
+        raise UnreadableFile(str(folder / job), "does not contain an epoch")
     return int(text)
 
 

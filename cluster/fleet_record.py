@@ -16,6 +16,8 @@ from cluster.serialization import from_plain, to_plain
 
 
 class DamagedRecord(UserError):
+    """fleet.json cannot be read, or is not a valid record."""
+
     def __init__(self, file: str, why: str):
         super().__init__(
             f"{file} is damaged: {why}",
@@ -43,6 +45,7 @@ class NodeProcess:
 
 
 OLD_KEYS = {"before": "previous_temp_dir", "found": "accelerator_counts", "left_out": "skipped_pools"}
+"""Former names of fields: an older version may have written the record of a fleet that is still up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def read() -> FleetRecord | None:
 
 
 def _renamed(data: Any) -> Any:
-    """`data` with today's keys: a fleet that an older checkout brought up may still run."""
+    """Return `data` with the current keys: an older version may have started the fleet that is up."""
     return {OLD_KEYS.get(key, key): value for key, value in data.items()} if isinstance(data, dict) else data
 
 

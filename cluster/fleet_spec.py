@@ -141,7 +141,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     @model_validator(mode="after")
     def _check_engine_fields(self) -> "PoolSpec":
         if self.accelerators and self.accelerators.partition(":")[0] != self.backend:
-            message = f"{self.accelerators} is not of the back end {self.backend}"
+            message = f"{self.accelerators} is not a kind of the back end {self.backend}"
             raise WrongValueError(message, "name a kind of that back end", field="accelerators")
         if self.topology and self.backend != "tpu":
             raise WrongValueError("only TPU slices have a topology", "leave the field out", field="topology")
@@ -198,12 +198,12 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
         counting_pools = {name: pool for name, pool in self.pools.items() if pool.counts_devices}
         accelerators = [(pool.backend, host.host, name) for name, pool in counting_pools.items() for host in pool.hosts]
         for backend, host, name in accelerators:
-            others = [other for b, h, other in accelerators if (b, h) == (backend, host) and other != name]
-            if others:
+            other_pools = [other for b, h, other in accelerators if (b, h) == (backend, host) and other != name]
+            if other_pools:
                 raise WrongValueError(
-                    f"pools {name} and {others[0]} both have the {backend} devices of host {host}",
+                    f"pools {name} and {other_pools[0]} both have the {backend} devices of host {host}",
                     "keep the host in one of them: a device belongs to one node",
-                    field=f"pools.{others[0]}.hosts",
+                    field=f"pools.{other_pools[0]}.hosts",
                 )
         return self
 
@@ -247,7 +247,7 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
         }
         return self.model_copy(update={"pools": host_pools, "head": HeadSpec(), "ssh": SSHSpec(), "projects": {}})
 
-    def here(self) -> "FleetSpec":
+    def local_part(self) -> "FleetSpec":
         """Return the fleet's part on this machine. It may have no pools: then only the head runs here."""
         return self.model_copy(update={"pools": {name: pool for name, pool in self.pools.items() if not pool.hosts}})
 
@@ -310,9 +310,9 @@ def drop_unavailable_pools(fleet: FleetSpec) -> tuple[FleetSpec, list[tuple[str,
     """
     optional = {name: pool for name, pool in fleet.pools.items() if pool.optional and not pool.hosts}
     reasons = {name: environments.unsupported_reason(pool.environment) for name, pool in optional.items()}
-    left_out = [(name, why) for name, why in reasons.items() if why]
+    dropped = [(name, reason) for name, reason in reasons.items() if reason]
     remaining = {name: pool for name, pool in fleet.pools.items() if not reasons.get(name)}
-    return fleet.model_copy(update={"pools": remaining}), left_out
+    return fleet.model_copy(update={"pools": remaining}), dropped
 
 
 def check_attachable(fleet: FleetSpec) -> FleetSpec:

@@ -110,7 +110,7 @@ class EnvironmentSpec(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_word(cls, data: Any) -> Any:
+    def _from_string(cls, data: Any) -> Any:
         return {"lock": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")

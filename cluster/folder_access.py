@@ -1,7 +1,7 @@
 """List, read and write untrusted folders without following links in them, in pieces with a hash each.
 
 Paths are relative to the tree's root, with `/`, and are refused if they could leave it. The folder's writer may replace
-any file by a link, a pipe or a folder at any time; each folder on the way is therefore opened relative to its parent.
+any file by a link, a pipe or a folder at any time; each folder of a path is therefore opened relative to its parent.
 Standard library only: nodes and clients both use it.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cluster.checkpoint_location import path_error
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.folder_entries import Entry, Parts, below, cursor, entry, from_cursor, link_error
+from cluster.folder_entries import FolderEntry, Parts, cursor, entry, from_cursor, link_error, walk_entries
 from cluster.safe_path_walk import descend
 
 PIECE_BYTES = 8 << 20
@@ -42,7 +42,7 @@ def digest(data: "bytes | memoryview") -> str:
 
 
 def digest_of(hashes: list[str]) -> str:
-    """Return the hash of a file, given the hashes of its pieces."""
+    """Return the hash of a file, computed from the hashes of its pieces."""
     return digest("".join(hashes).encode())
 
 
@@ -72,25 +72,25 @@ class FolderTree:
     def __str__(self) -> str:
         return str(self.root / self.base)
 
-    def entries(self, path: str = "", after: str = "", most: int = MAX_LISTED_FILES) -> tuple[list[Entry], str]:
-        """Return a page of at most `most` entries below `path`, in the order of their parts, behind `after`.
+    def entries(self, path: str = "", after: str = "", limit: int = MAX_LISTED_FILES) -> tuple[list[FolderEntry], str]:
+        """Return a page of at most `limit` entries below `path`, in the order of their parts, behind `after`.
 
         Also returns the `after` of the next page, "" if there is none. If `path` is not a folder, returns its own
         entry. Raises NotFound.
         """
-        if path and (only := self.entry(path))["type"] != "folder":
-            return [only], ""
-        listed: list[Entry] = []
+        if path and (entry_of_path := self.entry(path))["type"] != "folder":
+            return [entry_of_path], ""
+        listed: list[FolderEntry] = []
         last: Parts = ()
         with self._open_folder(_parts(path)) as folder:
-            for parts, item in below(folder, _parts(path), from_cursor(after), self._follow):
-                if len(listed) >= most:
+            for parts, item in walk_entries(folder, _parts(path), from_cursor(after), self._follow):
+                if len(listed) >= limit:
                     return listed, cursor(last)
                 listed.append(item)
                 last = parts
         return listed, ""
 
-    def all_entries(self, path: str = "") -> Iterator[Entry]:
+    def all_entries(self, path: str = "") -> Iterator[FolderEntry]:
         """Yield all entries below `path`, like `entries`."""
         after = ""
         while True:
@@ -103,15 +103,15 @@ class FolderTree:
         """Return the bytes of all its files; 0 if the folder does not exist."""
         try:
             with self._open_folder(()) as folder:
-                return sum(item["bytes"] for _, item in below(folder, (), ()))
+                return sum(item["bytes"] for _, item in walk_entries(folder, (), ()))
         except (NotFound, UserError):
             return 0
 
-    def entry(self, path: str) -> Entry:
+    def entry(self, path: str) -> FolderEntry:
         """Return the entry of one path. Raises NotFound."""
-        *above, name = _parts(path)
-        with self._open_folder(tuple(above)) as folder, _translated_errors(path):
-            return entry(folder, name, (*above, name), self._follow)
+        *parents, name = _parts(path)
+        with self._open_folder(tuple(parents)) as folder, _translated_errors(path):
+            return entry(folder, name, (*parents, name), self._follow)
 
     def exists(self, path: str) -> bool:
         try:
@@ -120,10 +120,10 @@ class FolderTree:
             return False
         return True
 
-    def read(self, path: str, offset: int, most_bytes: int = PIECE_BYTES) -> Piece:
+    def read(self, path: str, offset: int, limit_bytes: int = PIECE_BYTES) -> Piece:
         """Read at most one piece; b"" at the end. Raises NotFound, or UserError if it is not a regular file."""
         with self._open_file(path) as (descriptor, status):
-            data = os.pread(descriptor, min(most_bytes, PIECE_BYTES), offset)
+            data = os.pread(descriptor, min(limit_bytes, PIECE_BYTES), offset)
             return Piece(
                 data, status.st_size, version_of(status), status.st_mtime, stat.S_IMODE(status.st_mode) & 0o777
             )
@@ -137,8 +137,8 @@ class FolderTree:
 
     @contextmanager
     def _open_file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
-        *above, name = _parts(path)
-        with self._open_folder(tuple(above)) as folder, _translated_errors(path):
+        *parents, name = _parts(path)
+        with self._open_folder(tuple(parents)) as folder, _translated_errors(path):
             descriptor = os.open(name, _READ & ~os.O_NOFOLLOW if self._follow else _READ, dir_fd=folder)
             try:
                 status = os.fstat(descriptor)
@@ -150,17 +150,17 @@ class FolderTree:
 
     # -- writing
 
-    def make(self, path: str = "") -> None:
+    def create_folder(self, path: str = "") -> None:
         """Create the folder and its parents."""
-        with self._open_folder(_parts(path), make=True):
+        with self._open_folder(_parts(path), create=True):
             return
 
     def write(self, path: str, offset: int, data: "bytes | memoryview") -> None:
         """Write `data` at `offset`; create the file and its folders if needed."""
         with self._open_for_writing(path) as descriptor:
-            view, done = memoryview(data), 0
-            while done < len(view):
-                done += os.pwrite(descriptor, view[done:], offset + done)
+            view, written = memoryview(data), 0
+            while written < len(view):
+                written += os.pwrite(descriptor, view[written:], offset + written)
 
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
@@ -178,7 +178,7 @@ class FolderTree:
             with self._open_for_writing(path) as current:
                 if (
                     os.fstat(current).st_ino != os.fstat(descriptor).st_ino
-                ):  # another process replaced the file before the lock was taken
+                ):  # another process replaced the file before we locked it
                     raise conflict
             yield
 
@@ -196,23 +196,23 @@ class FolderTree:
             raise UserError(
                 f"the link {path!r} to {target[:200]!r} is refused: {refusal}", "link to a path inside the folder"
             )
-        *above, name = _parts(path)
-        with self._open_folder(tuple(above), make=True) as folder, _translated_errors(path):
+        *parents, name = _parts(path)
+        with self._open_folder(tuple(parents), create=True) as folder, _translated_errors(path):
             os.symlink(target, name, dir_fd=folder)
 
-    def move(self, path: str, to: "FolderTree", new: str, *, over: bool) -> None:
+    def move(self, path: str, to: "FolderTree", new: str, *, overwrite: bool) -> None:
         """Move one file or link atomically to `new` in the tree `to`, on the same file system.
 
-        Raises Conflict if `new` exists, unless `over` is set and it is a regular file.
+        Raises Conflict if `new` exists, unless `overwrite` is set and it is a regular file.
         """
-        *above, name = _parts(path)
-        *new_above, new_name = _parts(new)
+        *parents, name = _parts(path)
+        *new_parents, new_name = _parts(new)
         with (
-            self._open_folder(tuple(above)) as source,
-            to._open_folder(tuple(new_above), make=True) as target,
+            self._open_folder(tuple(parents)) as source,
+            to._open_folder(tuple(new_parents), create=True) as target,
             _translated_errors(new),
         ):
-            if over:
+            if overwrite:
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.stat(new_name, dir_fd=target, follow_symlinks=False).st_mode):
                         raise Conflict(f"{new!r} exists and is not a regular file", "name another path")
@@ -223,14 +223,14 @@ class FolderTree:
 
     def remove(self, path: str) -> None:
         """Remove a file, if it exists."""
-        *above, name = _parts(path)
-        with suppress(NotFound), self._open_folder(tuple(above)) as folder, suppress(FileNotFoundError):
+        *parents, name = _parts(path)
+        with suppress(NotFound), self._open_folder(tuple(parents)) as folder, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
 
     @contextmanager
     def _open_for_writing(self, path: str) -> Iterator[int]:
-        *above, name = _parts(path)
-        with self._open_folder(tuple(above), make=True) as folder, _translated_errors(path):
+        *parents, name = _parts(path)
+        with self._open_folder(tuple(parents), create=True) as folder, _translated_errors(path):
             descriptor = os.open(name, _WRITE, 0o600, dir_fd=folder)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -240,11 +240,11 @@ class FolderTree:
                 os.close(descriptor)
 
     @contextmanager
-    def _open_folder(self, parts: Parts, make: bool = False) -> Iterator[int]:
+    def _open_folder(self, parts: Parts, create: bool = False) -> Iterator[int]:
         """Yield a descriptor of the folder."""
         names = (*_parts(self.base), *parts)
         with _translated_errors("/".join(parts)):
-            descriptor = descend(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), names, make=make)
+            descriptor = descend(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), names, create=create)
         try:
             yield descriptor
         finally:
@@ -275,6 +275,6 @@ def _translated_errors(path: str) -> Iterator[None]:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FleetError(f"no space for {path!r}: {e.strerror}", "free disk space there") from None
         if e.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
-            reason = "is a link, or a file in place of a folder, or a folder in place of a file"
+            reason = "is a link, or a file where a folder is needed, or a folder where a file is needed"
             raise UserError(f"{path!r} {reason}", "name a path without links") from None
         raise UserError(f"{path!r}: {e.strerror}", "check its permissions") from None

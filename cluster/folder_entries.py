@@ -13,7 +13,7 @@ from cluster.safe_path_walk import FOLDER
 Parts = tuple[str, ...]
 
 
-class Entry(TypedDict):
+class FolderEntry(TypedDict):
     """One entry of a folder. `type` is file, folder, link or other (a pipe, a socket, a device).
 
     `refused` is why the entry cannot be transferred, or "". `mode` has the permission bits.
@@ -50,7 +50,7 @@ def from_cursor(text: str) -> Parts:
     return tuple(os.fsdecode(unquote_to_bytes(text)).split("/")) if text else ()
 
 
-def below(folder: int, parts: Parts, after: Parts, follow: bool = False) -> Iterator[tuple[Parts, Entry]]:
+def walk_entries(folder: int, parts: Parts, after: Parts, follow: bool = False) -> Iterator[tuple[Parts, FolderEntry]]:
     """Yield the entries of `folder` behind `after`, in the order of their parts.
 
     A folder comes before its content. Entries that are created or removed during the listing may be missing.
@@ -68,12 +68,12 @@ def below(folder: int, parts: Parts, after: Parts, follow: bool = False) -> Iter
             with suppress(OSError):
                 inner = os.open(name, FOLDER, dir_fd=folder)
                 try:
-                    yield from below(inner, (*parts, name), after, follow)
+                    yield from walk_entries(inner, (*parts, name), after, follow)
                 finally:
                     os.close(inner)
 
 
-def entry(folder: int, name: str, parts: Parts, follow: bool = False) -> Entry:
+def entry(folder: int, name: str, parts: Parts, follow: bool = False) -> FolderEntry:
     """Describe one entry. With `follow`, a link to a regular file counts as that file."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if follow and stat.S_ISLNK(status.st_mode):

@@ -27,9 +27,9 @@ def fleet_identity(home_folder: Path) -> str:
     try:
         content = read_bytes(path, _MAX_BYTES).decode("ascii", "replace").strip()
     except UnreadableFile as e:
-        raise UserError(f"{path} {e.why}", _REMEDY) from None
+        raise UserError(f"{path} {e.reason}", _REMEDY) from None
     if not FORM.fullmatch(content):
-        raise UserError(f"{path} does not hold the fleet's identity", _REMEDY)
+        raise UserError(f"{path} does not contain the fleet's identity", _REMEDY)
     return content
 
 

@@ -57,7 +57,7 @@ class Interpreter:
     problem: str = ""
 
     @property
-    def refusal(self) -> str:
+    def unusable_reason(self) -> str:
         """Why ranks cannot run from it; "" if they can."""
         if self.problem:
             return self.problem
@@ -98,5 +98,5 @@ def inspect_interpreter(
 
 def node_interpreter(pool_python: Path) -> Path:
     """Return the Python that the nodes of a pool run from: the pool's own if it can run Ray, else ours."""
-    own = Path(sys.executable)
-    return pool_python if pool_python == own or inspect_interpreter(pool_python).runs_ray else own
+    our_python = Path(sys.executable)
+    return pool_python if pool_python == our_python or inspect_interpreter(pool_python).runs_ray else our_python

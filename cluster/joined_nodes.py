@@ -1,8 +1,8 @@
 """Nodes on a machine whose fleet has its head elsewhere.
 
-`join` starts them, a keeper restarts them, `leave` stops them. A raylet that was cut off from its head for long ends
-once the connection is back (Ray 2.60). The keeper restarts it, as the server does with nodes of its own machine. It
-has no other task, and ends with the fleet's record here.
+`join` starts them, a keeper process restarts them, `leave` stops them. A raylet that was cut off from its head for long
+ends once the connection is back (Ray 2.60). The keeper restarts it, as the server does with nodes of its own
+machine. It has no other task, and ends with the fleet's record here.
 """
 
 import os
@@ -122,11 +122,11 @@ def _start_new_head(record: FleetRecord) -> FleetRecord:
 
 def _spec(request: Request) -> FleetSpec:
     """Return the host's part of the fleet. A host with only the head has no pools."""
-    return embedded.pools_here(request.name, request.fleet)
+    return embedded.local_pools(request.name, request.fleet)
 
 
 def join(request: Request, accelerators: dict[str, int], progress: Progress) -> dict[str, Any]:
-    """Start the nodes that are not running, and a keeper if none is. Idempotent.
+    """Start the nodes that are not running, and the keeper process if none runs. Idempotent.
 
     A machine that joined an earlier head of this fleet leaves that first. `accelerators` counts them by backend.
     Raises FleetError if a node does not start; then nothing runs here, except the head if this machine has it.
@@ -259,9 +259,9 @@ def run_keeper() -> None:
     reported: dict[str, str] = {}
     while (record := fleet_record.read()) is not None and record.state != "stopping":
         waiting = dict(repairs.restart_lost_nodes().postponed)
-        for node, why in waiting.items():
+        for node, reason in waiting.items():
             if node not in reported:
-                _log(f"{node}: {why}")
+                _log(f"{node}: {reason}")
         reported = waiting
         time.sleep(CHECK_EVERY_S)
 

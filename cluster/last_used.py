@@ -15,7 +15,7 @@ class LastUsed:
     """
 
     def __init__(self) -> None:
-        self._begun_s = time.monotonic()
+        self._created_s = time.monotonic()
         self._used_s: dict[str, float] = {}
         self._lock = threading.RLock()
 
@@ -27,7 +27,7 @@ class LastUsed:
         """Return those of `names` that were not used for IDLE_S."""
         with self._lock:
             before_s = time.monotonic() - IDLE_S
-            return [name for name in names if self._used_s.get(name, self._begun_s) <= before_s]
+            return [name for name in names if self._used_s.get(name, self._created_s) <= before_s]
 
     @contextmanager
     def remove_if_idle(self, name: str) -> Iterator[bool]:

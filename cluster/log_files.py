@@ -3,7 +3,7 @@
 Its supervisor appends; its agent, and the server for copies, read from either end.
 
 rank-R.log        the first part, from byte 0 on; never removed
-rank-R.log.N      a further part, from byte N on; only the newest are kept
+rank-R.log.N      a further part, from byte N on; only the newest parts remain
 
 Offsets count every byte ever written, so an offset stays valid after its part is removed: a reader then gets a line
 with the number of missing bytes, followed by what is left.

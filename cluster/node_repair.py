@@ -134,6 +134,6 @@ def _restart_node(record: FleetRecord, node: str) -> FleetRecord:
 
 def _with_head(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
     """Restart the head and every node that has ended. If this fails, the next check tries again."""
-    spec = embedded.spec_of(record).here()
+    spec = embedded.spec_of(record).local_part()
     interpreters = {name: environments.path(pool.environment) for name, pool in spec.pools.items()}
     return embedded.start_with_head(record, spec, interpreters, progress)

@@ -94,20 +94,20 @@ def _is_ours(path: Path) -> bool:
     return path.name == DEFAULT_HOME or not names or bool(names & HOME_FILES)
 
 
-def _make(path: Path, above: bool = True) -> bool:
+def _make(path: Path, create_parents: bool = True) -> bool:
     """Create a folder and its parents with mode 0700, whatever the umask.
 
     Return False if it exists already.
 
-    Raises OSError, e.g. if there is a file in its place, or in /proc.
+    Raises OSError, e.g. if a file has that name, or in /proc.
     """
     try:
         path.mkdir(0o700)
     except FileNotFoundError:
-        if not above:
+        if not create_parents:
             raise
         _make(path.parent)
-        return _make(path, above=False)
+        return _make(path, create_parents=False)
     except FileExistsError:
         if not path.is_dir():
             raise
@@ -117,8 +117,8 @@ def _make(path: Path, above: bool = True) -> bool:
 
 def _is_parent_private(path: Path) -> bool:
     """Return whether one of its parents is ours and already keeps other users out."""
-    above = (folder.stat() for folder in path.resolve().parents)
-    return any(status.st_uid == os.geteuid() and not status.st_mode & 0o077 for status in above)
+    parents = (folder.stat() for folder in path.resolve().parents)
+    return any(status.st_uid == os.geteuid() and not status.st_mode & 0o077 for status in parents)
 
 
 def cache_dir(name: str) -> Path:
@@ -150,7 +150,7 @@ def storage_dir(path: Path) -> Path:
         return path
     remedy = f"name a folder in it, such as {path / 'polyfleet'}: `polyfleet up` creates it for you alone"
     if path.resolve() in (Path("/"), Path.home().resolve()):
-        raise UserError(f"{path} holds more than checkpoints", remedy)
+        raise UserError(f"{path} contains more than checkpoints", remedy)
     mode = path.stat().st_mode
     if mode & stat.S_ISVTX and mode & stat.S_IWOTH:
         raise UserError(f"in {path} any user of this machine can put a checkpoint of any name", remedy)

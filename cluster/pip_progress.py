@@ -2,7 +2,7 @@
 
     python -m cluster.pip_progress NUMBER COMMAND...
 
-runs a pip command that installs about NUMBER packages and prints its progress on stderr; if pip fails, its whole
+runs a pip command that installs about NUMBER packages and prints its progress on stderr; if pip fails, all of its
 output. It needs only the standard library, because it is used before there is an environment.
 """
 

@@ -26,7 +26,7 @@ def _check_name(name: str) -> str:
 
 
 class PolicySpec(BaseModel, extra="forbid", frozen=True):
-    """Order of the jobs that have one priority."""
+    """Policy that orders jobs of the same priority."""
 
     name: Annotated[str, AfterValidator(lambda name: prefix_field(_check_name, name))] = Field(
         default=BUILTIN[0], description=f"{', '.join(BUILTIN)}, or the name of an installed policy"

@@ -9,7 +9,7 @@ from cluster.errors import FleetError
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTEN = "0A"
-HERE = frozenset({"127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"})  # noqa: S104 - these accept connections to loopback too
+LOOPBACK_LISTENERS = frozenset({"127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"})  # noqa: S104 - these accept connections to loopback too
 LOCAL, STATE, UID = 1, 3, 7
 """Columns of the tables. Source: Linux, Documentation/networking/proc_net_tcp.rst."""
 
@@ -33,9 +33,9 @@ def check_listener(address: str) -> None:
     port = port_of(address)
     uids = listener_uids(port)
     if uids and uids != {os.geteuid()}:
-        others = ", ".join(str(uid) for uid in sorted(uids - {os.geteuid()}))
+        other_users = ", ".join(str(uid) for uid in sorted(uids - {os.geteuid()}))
         raise FleetError(
-            f"port {port} is held by another user (uid {others}), not by us; nothing was sent there",
+            f"port {port} is in use by another user (uid {other_users}), not by us; nothing was sent there",
             "run `polyfleet down`, then `polyfleet up`: it chooses another port",
         )
 
@@ -46,7 +46,7 @@ def port_of(address: str) -> int:
 
 def _is_here(local: str, port: int) -> bool:
     host, _, number = local.partition(":")
-    return int(number, 16) == port and _address(host) in HERE
+    return int(number, 16) == port and _address(host) in LOOPBACK_LISTENERS
 
 
 def _address(text: str) -> str:

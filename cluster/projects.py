@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from cluster.catalogue import require_known_kind
+from cluster.catalogue import resolve_kind
 from cluster.validation_errors import WrongValueError, prefix_field
 
 MAX_DEVICES = 1_000_000
@@ -13,7 +13,7 @@ MAX_DEVICES = 1_000_000
 def _quota(value: Any) -> Any:
     if not isinstance(value, dict):
         raise WrongValueError("must be a mapping of kinds to numbers", 'e.g. {"nvidia:H100": 8, cpu: 4}')
-    quota = {prefix_field(require_known_kind, str(kind)): _number(str(kind), number) for kind, number in value.items()}
+    quota = {prefix_field(resolve_kind, str(kind)): _number(str(kind), number) for kind, number in value.items()}
     if len(quota) < len(value):
         raise WrongValueError("names one kind twice", f"it means {', '.join(quota)}; write each once")
     return quota

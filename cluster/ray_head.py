@@ -1,6 +1,6 @@
 """Start an embedded fleet's head, restart it from its storage, or replace it if the storage is lost.
 
-Nodes wait ten minutes for their head (RAY_gcs_rpc_server_reconnect_timeout_s), and agents answer without it: a head
+Nodes wait ten minutes for their head (RAY_gcs_rpc_server_reconnect_timeout_s), and agents work without it: a head
 that restarts at its address with its storage still has both. A new head has a new cluster, which nodes of the old one
 cannot join: they are killed and started again, and their new agents adopt the attempts, whose supervisors are not
 part of Ray.
@@ -108,7 +108,7 @@ def _same_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
 def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
     """Start a head with a new cluster and a new token.
 
-    The old token may be known: nodes sent it to whichever process listened at the old address. The record's state
+    The old token may have leaked: nodes sent it to any process that listened at the old address. The record's state
     becomes `up` only once it has its nodes: a server that joined earlier would count them as lost. If this fails, the
     record is as before, without a head.
     """

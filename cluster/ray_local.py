@@ -37,7 +37,7 @@ def find(address: str, fleet: str) -> LocalNode | None:
     """Return a local node of the Ray cluster at `address` that we may use.
 
     Our own node (server_node.py) is preferred. `connect.prepare` must have run. Raises Ray's own errors if the cluster
-    does not answer.
+    does not respond.
     """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
 """Command line and environment of a Ray node of an embedded fleet. Pure functions.
 
 Reasons for the settings: Ray 2.60's defaults detect a frozen node only after a minute, and kill every job when the head
-is away for a minute. The memory monitor counts the whole host, which others use too. Usage statistics would leave the
-machine. The head would learn of freed resources 0.1 s late, and the next job on a device would wait for that. Nodes of
-one fleet may have different patch releases of one Python; another minor version is refused, since it ends in a crash.
+is away for a minute. The memory monitor counts the memory of the entire host, which others use too. Usage statistics
+would leave the machine. The head would learn of freed resources 0.1 s late, and the next job on a device would wait for
+that. Nodes of one fleet may have different patch releases of one Python; another minor version is refused, since it
+ends in a crash.
 """
 
 import os

@@ -70,7 +70,7 @@ def install_shutdown_hook(folder: Path) -> None:
 def _drain(node: Any, grace_s: float) -> None:
     """Notify Ray's head of the draining, for the cluster's other users.
 
-    If it does not answer, the notice suffices.
+    If the head does not respond, the notice on this node suffices.
     """
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 

@@ -91,7 +91,9 @@ def cpu_count() -> int:
 def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str, str]:
     """Return the variables that the node's agent reads."""
     pool = pools[name]
-    neighbours = {other: str(storage_of(other, spec)) for other, spec in pools.items() if other != name}
+    neighbours = {
+        other_pool: str(storage_of(other_pool, spec)) for other_pool, spec in pools.items() if other_pool != name
+    }
     return {
         "POLYFLEET_FLEET": fleet_identity(home()),
         "POLYFLEET_POOL": name,
@@ -119,13 +121,13 @@ def storage_of(name: str, pool: PoolSpec) -> Path:
 def make_storage(name: str, pool: PoolSpec) -> Path:
     """Create the pool's checkpoint folder.
 
-    Raises UserError for an unsuitable folder, OSError if it cannot be made.
+    Raises UserError for an unsuitable folder, OSError if it cannot be created.
     """
     return storage_dir(storage_of(name, pool)) if pool.storage else private_dir(storage_of(name, pool))
 
 
 def start_node(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
-    """Start a node of an embedded fleet and record it in place of the previous one."""
+    """Start a node of an embedded fleet and record it; this replaces the record of the previous one."""
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     node_variables = {SOCKETS: f"{record.ray_dir}/{node.node}", ADDRESS: record.node_address} | tls_environment(
         record.tls_dir
@@ -137,7 +139,7 @@ def start_node(record: FleetRecord, node: NodeProcess, command: list[str], varia
 def start_recorded(
     record: FleetRecord, node: NodeProcess, command: list[str], env: Mapping[str, str], cwd: Path
 ) -> FleetRecord:
-    """Start `node` with `command` and record it in place of the previous one."""
+    """Start `node` with `command` and record it; this replaces the record of the previous one."""
     log = log_of(node.node)
     log.unlink(missing_ok=True)
     process = start_detached(command, env=env, cwd=cwd, log=log)

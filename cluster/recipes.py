@@ -30,9 +30,9 @@ class CPUBuild:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make one environment.
+    """How to create one environment.
 
-    `building_bytes` is the disk needed while it is made, for the environment and the downloaded wheels beside it.
+    `building_bytes` is the disk needed while it is created, for the environment and the downloaded wheels beside it.
     `download_bytes` is the size of those wheels, 0 if unknown. `elsewhere` are requirements from another index than
     that of pip's settings, which is used for nothing else: (requirement, index).
 
@@ -91,10 +91,10 @@ class Recipe:
 
     @property
     def download_summary(self) -> str:
-        """What will be downloaded and how much, as far as it is known in advance."""
+        """What will be downloaded and how much, as far as the recipe states it."""
         size = f"needs {self.building_bytes / GB:.1f} GB of free disk"
         if self.download_bytes:
-            size = f"downloads about {self.download_bytes / GB:.1f} GB, {size} while it is made"
+            size = f"downloads about {self.download_bytes / GB:.1f} GB, {size} while it is created"
         sources = {requirement: f" from {urlsplit(index).hostname}" for requirement, index in self.elsewhere}
         notes = [
             f"{requirement}{sources.get(requirement, '')}"

@@ -65,8 +65,9 @@ def from_plain(kind: type[T], data: Any) -> T:
         checked: T = _adapter(cast(Any, kind)).validate_python(data)
     except ValidationError as e:
         first = e.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        field_path = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"{kind.__name__}.{where}: {first['msg']}", "install the same Polyfleet version on the server and its nodes"
+            f"{kind.__name__}.{field_path}: {first['msg']}",
+            "install the same Polyfleet version on the server and its nodes",
         ) from None
     return checked

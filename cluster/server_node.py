@@ -24,7 +24,7 @@ NAME = "server-node"
 def ensure(record: FleetRecord) -> LocalNode:
     """Return the local node through which the server joins the cluster of `record`; start it if needed.
 
-    May take half a minute. Raises FleetError, and Ray's own errors if the cluster does not answer.
+    May take half a minute. Raises FleetError, and Ray's own errors if the cluster does not respond.
     """
     identity = fleet_identity(home())
     if (node := ray_local.find(record.address, identity)) is not None:

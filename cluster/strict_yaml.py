@@ -193,7 +193,7 @@ class _Builder:
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             self.check(event, depth + 1)
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.error(event, "a key must be a word, not a list or a mapping")
+                raise self.error(event, "a key must be text, not a list or a mapping")
             if event.value in items:
                 raise self.error(event, f"key {event.value!r} appears twice", "keep one of them")
             items[event.value] = self.node(next(self.events), depth + 1, types_at(types, event.value))

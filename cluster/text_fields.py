@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 Types = tuple[Any, ...]
-"""The members of a union, or the one type; empty if the type is not known."""
+"""The members of a union, or the one type; empty if the type is unknown."""
 
 LISTS: Types = (list, tuple, set, frozenset)
 MAPPINGS: Types = (dict, Mapping)

@@ -17,7 +17,7 @@ from cluster.paths import private_dir, write_private
 VALIDITY = datetime.timedelta(days=825)
 """Validity of a certificate, longer than a fleet is up; the authority is removed with the fleet."""
 SKEW = datetime.timedelta(days=2)
-"""Certificates are valid this long before they are made: clocks of other machines may be behind."""
+"""Certificates are valid from this long before their creation on: clocks of other machines may be behind."""
 FILES = ("node.crt", "node.key", "ca.crt")
 """Files that a machine gets (ray_node.tls_environment)."""
 

@@ -1,4 +1,4 @@
-"""Facts of nodes and devices as frozen dataclasses, in the terms of DESIGN.md.
+"""Facts of nodes and devices as frozen dataclasses.
 
 All of them cross Ray as JSON-like data (see cluster/serialization.py).
 """
@@ -10,7 +10,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or the CPU of a node taken as one device. It is discovered without being opened.
+    """One accelerator, or all CPUs of a node as one device. It is discovered without being opened.
 
     `index` is the device's number on its node, as the backend's visibility variable counts. Bytes are None if
     unknown. `integrated` graphics are part of a CPU; with `unified_memory` the device uses the machine's own memory.
@@ -71,7 +71,7 @@ class NodeFacts:
     `versions` has python, ray, torch, … of its environment, read without importing torch.
     `storage` is its pool's checkpoint folder; nodes with one `storage_id` share the folder, "" means unknown.
     `neighbours` are the other pools whose checkpoints it can read.
-    `agent_created` is when the process `agent_pid` started, as given by cluster.processes; "" from an older agent.
+    `agent_created` is when the process `agent_pid` started, as cluster.processes reads it; "" from an older agent.
     `use` lists the accelerators whose load can be read without opening them.
     `data` lists the jobs' data cached on the node (cluster/content_cache.py), by the first 16 digits of the hashes of
     its content and of its source.

@@ -39,7 +39,7 @@ class UnreadableFile(UserError):
     def __init__(self, what: str, why: str, is_transient: bool = False):
         super().__init__(f"{what} {why}", "write a plain file of UTF-8 text there, or remove it")
         self.args = (what, why, is_transient)
-        self.why, self.is_transient = why, is_transient
+        self.reason, self.is_transient = why, is_transient
 
 
 @contextmanager
@@ -106,19 +106,19 @@ def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> by
     return bytes(data)
 
 
-def read_json(path: Path, limit_bytes: int, *, deepest: int = MAX_DEPTH) -> Any:
+def read_json(path: Path, limit_bytes: int, *, max_depth: int = MAX_DEPTH) -> Any:
     """Read and parse a JSON file. Raises like `parse_json`, and FileNotFoundError."""
-    return parse_json(read_bytes(path, limit_bytes), str(path), deepest=deepest)
+    return parse_json(read_bytes(path, limit_bytes), str(path), max_depth=max_depth)
 
 
-def parse_json(data: bytes, what: str, *, deepest: int = MAX_DEPTH) -> Any:
+def parse_json(data: bytes, what: str, *, max_depth: int = MAX_DEPTH) -> Any:
     """Parse JSON from an untrusted writer.
 
-    Accepts finite numbers, integers within 64 bits, at most `deepest` levels, and text that UTF-8 can hold. `what`
+    Accepts finite numbers, integers within 64 bits, at most `max_depth` levels, and text that UTF-8 can hold. `what`
     names the data in errors. Raises UnreadableFile.
     """
-    if data.count(b"[") + data.count(b"{") > deepest and depth(data) > deepest:
-        raise UnreadableFile(what, f"is nested more than {deepest} times")
+    if data.count(b"[") + data.count(b"{") > max_depth and depth(data) > max_depth:
+        raise UnreadableFile(what, f"is nested more than {max_depth} times")
     try:
         value = json.loads(data.decode(), parse_constant=_not_finite, parse_float=_finite, parse_int=_within_64_bits)
         if _HALF_CHARACTER.search(data):

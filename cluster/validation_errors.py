@@ -61,8 +61,8 @@ def validate_model(model_class: type[M], data: Any, source: str = "") -> M:
     # Unknown keys come first and hide missing ones: a misspelt key is both.
     chosen = min(errors, key=lambda error: error.type != "extra_forbidden")
     hidden = "missing" if chosen.type == "extra_forbidden" else ""
-    others = len({error.path for error in errors if error.type != hidden} - {chosen.path})
-    more = f" (and {others} more)" if others else ""
+    other_count = len({error.path for error in errors if error.type != hidden} - {chosen.path})
+    more = f" (and {other_count} more)" if other_count else ""
     in_source = f" (in {source})" if source else ""
     message, remedy = _sentence(chosen, model_class)
     raise SpecError(chosen.field, f"{message}{in_source}{more}", remedy)
@@ -118,7 +118,7 @@ def _keep_likely_members(errors: list[_Error]) -> list[_Error]:
     """Keep, for each union, the errors of the member that the user probably meant.
 
     If a value matches no member of a union, pydantic lists the errors of all. The member that parsed furthest into
-    the value is kept, then the one with the fewest errors.
+    the value is chosen, then the one with the fewest errors.
     """
     unions: dict[Any, dict[Any, list[_Error]]] = {}
     for error in errors:
@@ -148,13 +148,13 @@ def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
         case "missing":
             return "is required", ""
         case "model_type" | "dict_type" | "model_attributes_type":
-            return f"must be a mapping, got {_shown(error.value)}", ""
+            return f"must be a mapping, got {_short_text(error.value)}", ""
         case "literal_error" | "enum" if isinstance(error.value, str):
             valid = re.findall(r"'([^']*)'", str(error.context.get("expected", "")))
-            return f"unknown value {_shown(error.value)}", nearest(error.value, valid)
+            return f"unknown value {_short_text(error.value)}", nearest(error.value, valid)
         case "value_error" | "assertion_error":
             return _reword(error.message), ""
-    return f"{_reword(error.message)}, got {_shown(error.value)}", ""
+    return f"{_reword(error.message)}, got {_short_text(error.value)}", ""
 
 
 def _reword(message: str) -> str:
@@ -163,7 +163,7 @@ def _reword(message: str) -> str:
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _shown(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}…"
 

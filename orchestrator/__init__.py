@@ -1,4 +1,4 @@
-"""Decide what runs next: jobs, plans, the server, the CLI and the Python interface.
+"""Job specs, the scheduler, the server, the CLI and the Python interface.
 
 Importing this package imports nothing else: each name is imported at its first use, so that the CLI starts quickly.
 """

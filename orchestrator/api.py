@@ -104,7 +104,7 @@ class Orchestrator:
         return [JobHandle(self._client, job_id) for job_id in submission.submit_many(self._client, jobs, key)]
 
     def plan(self, job: JobSpec | Data) -> KeyValueView:
-        """Report what the scheduler would do with `job` now, without submitting it."""
+        """Describe what the scheduler would do with `job` now, without submitting it."""
         return KeyValueView(submission.plan(self._client, job), show_jobs.plan)
 
     def offer(self, job: JobSpec | Data) -> KeyValueView:

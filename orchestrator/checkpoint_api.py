@@ -34,7 +34,7 @@ class Checkpoints:
         self._client = client
 
     def list(self, pool: str = "", prefix: str = "") -> TableView:
-        """List checkpoints. Raises FleetError if none is found but some nodes cannot be reached: they may have some."""
+        """List checkpoints. Raises FleetError if there are none, but unreachable nodes may have some."""
         rows = self._client.checkpoints(pool, prefix)
         if not rows and (away := self._client.checkpoints_away(pool)):
             raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
@@ -50,7 +50,7 @@ class Checkpoints:
         return KeyValueView(self._run("verify", {"place": ref}, progress), show.verified)
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> KeyValueView:
-        """Report what devices of another kind would keep, convert or refuse, and whether the checkpoint fits."""
+        """Describe what devices of another kind would keep, convert or refuse, and whether the checkpoint fits."""
         return KeyValueView(self._client.checkpoint_plan(resolve_job(self._client, ref), to_kind, count), show.planned)
 
     def copy(
@@ -64,7 +64,9 @@ class Checkpoints:
         if between or are_all_local(source, target):
             if to_kind:
                 raise SpecError(
-                    "to_kind", "a copy from or to this machine cannot be converted on the way", "convert it afterwards"
+                    "to_kind",
+                    "a copy from or to this machine cannot be converted during the copy",
+                    "convert it afterwards",
                 )
             return KeyValueView(self._copy_locally(source, target, between, progress), show.copied)
         order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
@@ -75,8 +77,10 @@ class Checkpoints:
 
         if not between:
             return {"source": source, **_run_locally("copy", {"source": source, "target": target}, progress)}
-        carry = checkpoint_transfer.upload_checkpoint if is_local(source) else checkpoint_transfer.download_checkpoint
-        return carry(self._client, source, target, progress or _quiet)
+        transfer = (
+            checkpoint_transfer.upload_checkpoint if is_local(source) else checkpoint_transfer.download_checkpoint
+        )
+        return transfer(self._client, source, target, progress or _quiet)
 
     def diff(self, a: str, b: str, progress: Bytes | None = None) -> KeyValueView:
         """Compare two checkpoints tensor by tensor."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster import checkpoint_location
-from cluster.catalogue import require_known_kind
+from cluster.catalogue import resolve_kind
 from cluster.errors import PolyfleetError, SpecError, UserError, nearest
 from orchestrator.checkpoints import CheckpointService, Progress
 
@@ -64,14 +64,14 @@ def copy(checkpoints: CheckpointService, request: CopyRequest, progress: Progres
     try:
         return steps(checkpoints, request, staging, progress)
     finally:
-        with suppress(PolyfleetError):  # a remaining staging folder is hidden; the first error is the one to report
+        with suppress(PolyfleetError):  # a remaining staging folder is hidden; the first error is the one to raise
             checkpoints.discard(checkpoint_location.parse_pool_path(staging))
 
 
 def check_kind(kind: str) -> None:
     """Check `to_kind` before anything is copied. Raises SpecError with the nearest valid name for an unknown kind."""
     try:
-        require_known_kind(kind)
+        resolve_kind(kind)
     except UserError as e:
         raise SpecError("to_kind", e.message, e.remedy) from None
 

@@ -29,7 +29,7 @@ class CheckpointMatch:
 
 
 def choose_newest(pool: str, outcomes: Mapping[str, ResolveReply]) -> CheckpointMatch | None:
-    """The newest checkpoint that any node has, the first node's if equal. None if all nodes report that there is none.
+    """The newest checkpoint that any node has, the first node's if equal. None if no node has one.
     If no node has one and some raised an error, raises the first error, since the checkpoint may be on that node.
     """
     replies = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, dict)}
@@ -90,7 +90,7 @@ class PoolStorages:
         raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, existing))
 
     def nodes_of(self, pool: str, field: str = "pool") -> list[str]:
-        """One node for each storage of the pool. Nodes that do not report a storage id count as sharing one. Nodes that
+        """One node for each storage of the pool. Nodes without a storage id count as sharing one. Nodes that
         have been silent come last.
         """
         first, now_s = self.node_of(pool, field), time.monotonic()
@@ -101,7 +101,7 @@ class PoolStorages:
         return [*by_storage.values()] or [first]
 
     def node_of(self, pool: str, field: str = "pool") -> str:
-        """A node that serves the pool's storage. If there are several storages, new data goes to this one."""
+        """A node that serves the pool's storage. If there are several storages, new data is written to this one."""
         serving = self._agents.of_pool(pool)
         if serving:
             return serving[0][0]

@@ -43,10 +43,10 @@ def upload_checkpoint(client: "Client", source: str, target: str, progress: Prog
     def run() -> Data:
         destination = client.checkpoint_destination(target)
         begin_reply = _begin_copy(client, destination, folder.name, text)
-        sent = 0
+        sent_bytes = 0
         if not begin_reply["arrived"]:
             try:
-                sent = _send_chunks(
+                sent_bytes = _send_chunks(
                     client,
                     destination,
                     folder,
@@ -56,14 +56,14 @@ def upload_checkpoint(client: "Client", source: str, target: str, progress: Prog
                 )
                 client.checkpoint_commit(destination, folder.name)
             except BaseException:
-                with suppress(PolyfleetError):  # the first error is the one to report
+                with suppress(PolyfleetError):  # the first error is the one to raise
                     client.checkpoint_interrupt(destination, folder.name)
                 raise
         path = f"{destination['pool']}:{destination['folder']}/{folder.name}"
         result = {
             "source": str(folder),
             "target": path,
-            "transferred_bytes": sent,
+            "transferred_bytes": sent_bytes,
             "already_there": begin_reply["arrived"],
         }
         return result | {name: begin_reply[name] for name in ("step", "files", "bytes")} | {"verified": True}
@@ -113,19 +113,19 @@ def import_local(client: "Client", source: str, target: str, options: Data, prog
 
     def run() -> Data:
         destination = client.checkpoint_destination(target)
-        sent = send_folder(client, destination["node"], upload, local, progress)
-        there = f"{destination['pool']}:.uploads/{upload}" + ("" if local.is_dir() else f"/{local.name}")
-        arguments = {"source": there, "root": f"{destination['pool']}:{destination['folder']}", **options}
+        sent_bytes = send_folder(client, destination["node"], upload, local, progress)
+        upload_location = f"{destination['pool']}:.uploads/{upload}" + ("" if local.is_dir() else f"/{local.name}")
+        arguments = {"source": upload_location, "root": f"{destination['pool']}:{destination['folder']}", **options}
         try:
             result: Data = client.checkpoint_tool("import", arguments, progress, key)
         except UserError as e:
             with suppress(PolyfleetError):  # an upload that was refused or does not fit need not stay there
                 client.upload_discard(destination["node"], upload)
-            raise type(e)(*(_with_source_name(text, there, source) for text in e.args)) from None
+            raise type(e)(*(_with_source_name(text, upload_location, source) for text in e.args)) from None
         client.upload_discard(destination["node"], upload)
         return result | {
-            "notes": [_with_source_name(note, there, source) for note in result["notes"]],
-            "transferred_bytes": sent,
+            "notes": [_with_source_name(note, upload_location, source) for note in result["notes"]],
+            "transferred_bytes": sent_bytes,
         }
 
     with _one_import_at_a_time(
@@ -147,9 +147,9 @@ def _one_import_at_a_time(local: Path, on_wait: Callable[[], None]) -> Iterator[
         yield
 
 
-def _with_source_name(text: str, there: str, source: str) -> str:
+def _with_source_name(text: str, upload_location: str, source: str) -> str:
     """Replace the path of the upload in `text` by the path that the user wrote."""
-    return text.replace(there, source)
+    return text.replace(upload_location, source)
 
 
 def _find_newest(path: Path) -> Path:
@@ -199,7 +199,7 @@ def _send_chunks(
 
 
 def _size(path: Path) -> int:
-    """Size of a file; 0 if it does not exist, because reading it reports that."""
+    """Size of a file; 0 if it does not exist, because reading it raises that error."""
     try:
         return path.stat().st_size
     except OSError:
@@ -224,7 +224,7 @@ def _fetch_chunks(client: "Client", ref: str, folder: Path, begin_reply: Data, p
 
 
 def _transfer_chunks(do: Callable[[Chunk], int], chunks: list[Chunk], progress: Callable[[int], None]) -> int:
-    """Transfer chunks, AT_ONCE at a time to limit memory. Return the bytes in total. The first error stops it."""
+    """Transfer chunks, MAX_PARALLEL at a time to limit memory. Return the bytes in total. The first error stops it."""
     done_bytes, remaining = 0, iter(chunks)
     with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="chunks") as pool:
         running = {pool.submit(do, chunk) for chunk in _first_chunks(remaining)}

@@ -39,22 +39,22 @@ Progress = Callable[[int, int], None]
 
 
 class CheckpointService:
-    """Read and move checkpoints; `pace` limits the bandwidth between machines. Every method may raise FleetError (no
-    agent reaches the storage) or NotFound.
+    """Read and move checkpoints; `rate_limit` is that between machines. Every method may raise FleetError (no agent
+    reaches the storage) or NotFound.
     """
 
     def __init__(
-        self, agents: "Agents", pace: "RateLimit | None" = None, job_id: Callable[[str], str] = lambda name: ""
+        self, agents: "Agents", rate_limit: "RateLimit | None" = None, job_id: Callable[[str], str] = lambda name: ""
     ):
-        self._agents, self.pace = agents, pace
+        self._agents, self.rate_limit = agents, rate_limit
         self._storages = PoolStorages(agents, job_id)
         self._reader_by_ref: dict[str, str] = {}
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
         """Summaries of all checkpoints below `prefix`, a path or the name of a job, oldest first. Pool "" means every
         pool. `nodes` has one node for each storage of the pool that has the checkpoint; if all nodes share one storage,
-        that is the first node. Checkpoints on nodes that do not answer are left out, see `away`. Raises FleetError if
-        `pool` names a pool, no checkpoint is found there, and some of its nodes do not answer.
+        that is the first node. Checkpoints on nodes that do not respond are left out, see `away`. Raises FleetError if
+        `pool` names a pool, it has no checkpoint there, and some of its nodes do not respond.
         """
         pools = [pool] if pool else sorted({a.facts.pool for _, a in self._agents.ready() if a.facts})
         rows: builtins.list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ class CheckpointService:
         return rows
 
     def away(self, pool: str) -> "builtins.list[str]":
-        """Reasons why `list` omits storages of the pool ("": of any pool): none of their nodes answers."""
+        """Reasons why `list` omits storages of the pool ("": of any pool): none of their nodes responds."""
         nodes = [(name, node.facts) for name, node in self._agents.items() if node.facts]
         reasons = {name: self._agents.away_reason(name) for name, _ in nodes}
         listed = {(facts.pool, facts.storage_id) for name, facts in nodes if not reasons[name]}
@@ -91,7 +91,7 @@ class CheckpointService:
         """(node, finding) for each checkpoint that is marked as damaged and still stored, for `doctor`."""
         findings = []
         for pool in sorted({a.facts.pool for _, a in self._agents.ready() if a.facts}):
-            with suppress(FleetError):  # a node that does not answer is a finding of its own
+            with suppress(FleetError):  # a node that does not respond is a finding of its own
                 for node in self._storages.nodes_of(pool):
                     findings += self._damaged(pool, node)
         return findings
@@ -105,7 +105,7 @@ class CheckpointService:
         return rows
 
     def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
-        """Report what `count` devices of `kind` would keep, convert or refuse, and whether the checkpoint fits."""
+        """Describe what `count` devices of `kind` would keep, convert or refuse, and whether the checkpoint fits."""
         match = self._find(ref)
         planned: dict[str, Any] = self._agents.call(match.node, "plan_checkpoint", match.location.path, kind, count)
         return planned
@@ -119,7 +119,7 @@ class CheckpointService:
         summary = self._agents.call(reader, "describe_checkpoint", resolved["path"], folder.pool)
         return {"pool": folder.pool, "step": summary["step"], **resolved}
 
-    def hold(self, reader: str, location: CheckpointLocation) -> None:
+    def protect(self, reader: str, location: CheckpointLocation) -> None:
         """Protect a checkpoint for some minutes from deletion by the retention setting `keep`."""
         self._agents.call(reader, "hold_checkpoint", location.path, location.pool)
 
@@ -157,7 +157,7 @@ class CheckpointService:
         self, source: tuple[str, CheckpointLocation], writer: str, final: str, progress: Progress | None = None
     ) -> "dict[str, Any]":
         """Move a checkpoint from agent to agent, a few chunks at a time; no chunk passes through the server. Chunks
-        that arrived are kept if the move is interrupted.
+        that arrived remain if the move is interrupted.
         """
         reader, location = source
         folder, name = str(PurePosixPath(final).parent), PurePosixPath(final).name
@@ -170,7 +170,7 @@ class CheckpointService:
             transferred = self._send((reader, location), writer, (folder, name), begin_reply, progress)
             self._agents.call(writer, "commit_checkpoint_upload", folder, name, timeout_s=VERIFY_S)
         except BaseException:
-            with suppress(PolyfleetError):  # the first error is the one to report
+            with suppress(PolyfleetError):  # the first error is the one to raise
                 self._agents.call(writer, "close_checkpoint_upload", folder, name)
             raise
         return result | {"transferred_bytes": transferred, "already_there": False}
@@ -213,8 +213,8 @@ class CheckpointService:
 
         ends = [node.facts if (node := self._agents.get(name)) else None for name in (reader, writer)]
         for file, index in begin_reply["missing"]:
-            if self.pace:
-                self.pace.wait(ends[0], ends[1], CHUNK_BYTES)
+            if self.rate_limit:
+                self.rate_limit.wait(ends[0], ends[1], CHUNK_BYTES)
             data = self._agents.actor(reader).read_file.remote(
                 f"{location.path}/{file}", index * CHUNK_BYTES, CHUNK_BYTES, location.pool
             )

@@ -33,7 +33,7 @@ def connect(home: Path | None = None, *, start: bool = True, progress: Progress 
 
 
 class Client(FileClient):
-    """One method per route."""
+    """One method per route; docs/reference/rest.md describes the responses."""
 
     def version(self) -> Data:
         return self.get("/v1/version")
@@ -56,11 +56,11 @@ class Client(FileClient):
     def shutdown(self) -> Data:
         return self.post("/v1/shutdown", {})
 
-    def submit(self, spec: Data, package: str = "", key: str = "") -> Data:
+    def submit(self, spec: Data, code_archive: str = "", key: str = "") -> Data:
         """Submit a job and return it as accepted. Raises ResponseLost if no response arrives; repeating the call with
         the same key submits the job only once.
         """
-        return self.post_once("/v1/jobs", {"spec": spec, "code_archive": package}, key)
+        return self.post_once("/v1/jobs", {"spec": spec, "code_archive": code_archive}, key)
 
     def submit_many(self, jobs: list[Data], key: str = "") -> Data:
         """Submit up to 1,000 of {"spec", "code_archive"}, all or none. Returns {"jobs": [{"id", "name"}], "note"}.
@@ -70,11 +70,11 @@ class Client(FileClient):
         return self.post_once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
     def plan(self, spec: Data, content_sha: str = "") -> Data:
-        """`content_sha`: SHA-256 of the content of the job's folder, "" without one."""
+        """Plan a job without submitting it. `content_sha`: SHA-256 of the content of its folder, "" without one."""
         return self.post("/v1/plan", {"spec": spec, "content_sha": content_sha})
 
     def offers(self, spec: Data, content_sha: str = "") -> Data:
-        """{"offers", "impossible"}; `content_sha` as for `plan`."""
+        """List where a job could run now: {"offers", "impossible"}. `content_sha` as for `plan`."""
         return self.post("/v1/offers", {"spec": spec, "content_sha": content_sha})
 
     def jobs(
@@ -109,8 +109,8 @@ class Client(FileClient):
     def job(self, ref: str) -> Data:
         return self.get(f"/v1/jobs/{segment(ref)}")
 
-    def wait(self, ref: str, timeout_s: float | None = None, seen: Callable[[Data], None] | None = None) -> Data:
-        """Wait until the job has ended and return it. `seen` is called with each view until then. Raises FleetError
+    def wait(self, ref: str, timeout_s: float | None = None, on_update: Callable[[Data], None] | None = None) -> Data:
+        """Wait until the job has ended and return it. Each view until then is passed to `on_update`. Raises FleetError
         after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -122,8 +122,8 @@ class Client(FileClient):
                 self.reconnect(e)
                 continue
             ref = view["id"]
-            if seen:
-                seen(view)
+            if on_update:
+                on_update(view)
             if view["state"] in TERMINAL:
                 return view
             if deadline is not None and time.monotonic() > deadline:
@@ -138,7 +138,7 @@ class Client(FileClient):
         return self.post(f"/v1/jobs/{segment(ref)}/cancel", {})
 
     def migrate(self, ref: str, to: str) -> Data:
-        """`to` is a pool, a kind or a back end."""
+        """Move a job. `to` is a pool, a kind or a back end."""
         return self.post(f"/v1/jobs/{segment(ref)}/migrate", {"to": to})
 
     def node_drain(self, node: str, now: bool = False, reason: str = "") -> Data:
@@ -184,7 +184,7 @@ class Client(FileClient):
     def follow_log_pages(
         self, ref: str, *, rank: int | None = None, attempt: int | None = None, tail: int | None = None
     ) -> Iterator[list[Data]]:
-        """Yield the same lines in the batches in which they arrive. A job's name is resolved once, at the beginning."""
+        """Yield the lines of `follow_logs` in the batches in which they arrive. A job's name is resolved only once."""
         for page in self.log_pages(ref, rank=rank, attempt=attempt, tail=tail):
             yield page["lines"]
 
@@ -197,7 +197,7 @@ class Client(FileClient):
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Iterator[Data]:
-        """Yield the same batches as {"job", "lines", "cursor"}: an interrupted caller can continue from the cursor."""
+        """Yield the same batches as {"job", "lines", "cursor"}; an interrupted caller can continue with `cursor`."""
         while True:
             at = json.dumps(cursor) if cursor else None
             where = non_empty(rank=rank, attempt=attempt, tail=tail, cursor=at)
@@ -222,7 +222,7 @@ class Client(FileClient):
         yield from self.events("POST", f"/v1/jobs/{segment(ref)}/exec", json=order)
 
     def exec_input(self, exec_id: str, offset: int, data: bytes, end: bool = False) -> Data:
-        """{"taken", "closed"}"""
+        """Send input. Returns {"taken": bytes accepted so far, "closed": the command accepts no more}."""
         body = {"offset": offset, "data": base64.b64encode(data).decode(), "end": end}
         return self.post(f"/v1/execs/{segment(exec_id)}/input", body)
 
@@ -232,9 +232,9 @@ class Client(FileClient):
     def exec_end(self, exec_id: str) -> None:
         self.post(f"/v1/execs/{segment(exec_id)}/end", {})
 
-    def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
+    def benchmark_begin(self, request: Data, code_archive: str = "", key: str = "") -> Data:
         """Start a benchmark run. Raises ResponseLost as `submit` does."""
-        return self.post_once("/v1/benchmarks", {"request": request, "code_archive": package}, key)
+        return self.post_once("/v1/benchmarks", {"request": request, "code_archive": code_archive}, key)
 
     def benchmarks(self) -> list[Data]:
         return self.rows("/v1/benchmarks")

@@ -21,7 +21,7 @@ from cluster import archive_checks, archive_entries
 from cluster.errors import SpecError, UserError
 from orchestrator import ignore_file
 from orchestrator.excluded_files import ExcludedFiles, data_remedy, exclude_remedy
-from orchestrator.submitted_folder import Entry, Walk
+from orchestrator.submitted_folder import SubmittedEntry, Walk
 
 SCRATCH_PREFIX = "polyfleet-sending-"
 OUR_PACKAGES = ("workers", "cluster", "orchestrator")
@@ -82,7 +82,7 @@ def pack(folder: Path, task: str, archive: Path) -> CodeArchive:
             f"{e.filename or folder} cannot be packed: {e.strerror or e}", "make it readable, or move it away"
         ) from e
     try:
-        archive_checks.check(archive)  # report an archive that every node would refuse before it is sent
+        archive_checks.check(archive)  # refuse an archive here that every node would refuse
     except UserError:
         archive.unlink(missing_ok=True)
         raise
@@ -124,7 +124,7 @@ def check_module_names(names: Iterable[str], task: str) -> None:
             )
 
 
-def _check_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
+def _check_limits(folder: Path, entries: Iterator[SubmittedEntry]) -> Iterator[SubmittedEntry]:
     """Yield `entries`. At a limit, before it walks an entire disk, raises SpecError that names the largest folders."""
     total = count = 0
     by_top: dict[str, int] = {}
@@ -144,7 +144,7 @@ def _check_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
         yield entry
 
 
-def _mode(entry: Entry) -> int:
+def _mode(entry: SubmittedEntry) -> int:
     """File type and permissions. Group and others get the owner's permissions without writing, or none, so that the
     archive does not depend on this user's umask.
     """
@@ -157,7 +157,7 @@ def _mode(entry: Entry) -> int:
     return stat.S_IFREG | owner << 6 | ((owner & 0o5) * 0o11 if mode & stat.S_IRWXO else 0)
 
 
-def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
+def _write(entries: list[SubmittedEntry], archive: Path) -> tuple[int, str]:
     """Write the archive. Returns the bytes of all files, and `content_sha`."""
     total, facts = 0, []
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:

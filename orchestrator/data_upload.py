@@ -61,7 +61,7 @@ def _hash_path(path: Path, field: str) -> str:
 
 
 def send(client: "Client", specs: Iterable[JobSpec], print_message: Callable[[str], None]) -> None:
-    """Send all data that the server does not have. An interrupted upload resumes. Progress goes to `print_message`."""
+    """Send all data that the server does not have. An interrupted upload resumes. `print_message` gets the progress."""
     for path, sha256 in {(one.uri, one.sha256) for spec in specs for one in spec.data if is_local_path(one.uri)}:
         if not client.data_has(sha256):
             retry_unreachable(client, partial(_send, client, Path(path).resolve(), sha256, print_message))

@@ -1,7 +1,7 @@
 """Check before submission that a job's entry is in its working folder. The file is parsed, never run.
 
 What cannot be decided without running it (a module of the pool's environment, names from a star import) is left to the
-attempt, which reports it as clearly, but later.
+attempt, which raises as clear an error, but later.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Files of a submitted folder that are left out, and the messages that report them."""
+"""Files of a submitted folder that are left out, and the messages about them."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -18,9 +18,9 @@ class FileClient(ServerConnection):
         """
         return self._get_json(f"/v1/jobs/{segment(ref)}/files", path=path, after=after)
 
-    def file_piece(self, job: str, spot: Data, path: str, offset: int) -> Piece:
+    def file_piece(self, job: str, folder: Data, path: str, offset: int) -> Piece:
         """Read one piece of a file. Raises FleetError if it arrived damaged."""
-        params = _spot_params(spot) | {"path": path, "offset": offset}
+        params = _folder_params(folder) | {"path": path, "offset": offset}
         response = self.send_request("GET", f"/v1/jobs/{segment(job)}/files/content", params=params, timeout=NO_TIMEOUT)
         headers = {name: response.headers[f"Polyfleet-{name}"] for name in ("sha256", "bytes", "version", "mode")}
         if digest(response.content) != headers["sha256"]:
@@ -28,21 +28,21 @@ class FileClient(ServerConnection):
         modified_s = float(response.headers["Polyfleet-modified-s"])
         return Piece(response.content, int(headers["bytes"]), headers["version"], modified_s, int(headers["mode"]))
 
-    def file_hashes(self, job: str, spot: Data, path: str, first: int) -> Data:
-        return self._get_json(f"/v1/jobs/{segment(job)}/files/hashes", **_spot_params(spot), path=path, first=first)
+    def file_hashes(self, job: str, folder: Data, path: str, first: int) -> Data:
+        return self._get_json(f"/v1/jobs/{segment(job)}/files/hashes", **_folder_params(folder), path=path, first=first)
 
     def file_destination(self, ref: str, path: str) -> Data:
         """Where a file that is put is stored: {"attempt", "node", "pool", "path", "running"}."""
         return self._get_json(f"/v1/jobs/{segment(ref)}/files/place", path=path)
 
-    def files_put(self, job: str, spot: Data, upload: str, files: list[Data], force: bool) -> Data:
-        body = {"upload": upload, "files": files, "force": force, **_spot_params(spot)}
+    def files_put(self, job: str, folder: Data, upload: str, files: list[Data], force: bool) -> Data:
+        body = {"upload": upload, "files": files, "force": force, **_folder_params(folder)}
         return self.post(f"/v1/jobs/{segment(job)}/files", body, timeout=NO_TIMEOUT)
 
     def upload_begin(self, node: str, upload: str) -> dict[str, int]:
         """Begin an upload. Returns the files that an earlier try has sent, with their sizes."""
-        sent: dict[str, int] = self.post(f"/v1/uploads/{upload}", {}, params={"node": node})["there"]
-        return sent
+        sizes: dict[str, int] = self.post(f"/v1/uploads/{upload}", {}, params={"node": node})["there"]
+        return sizes
 
     def upload_piece(self, node: str, upload: str, path: str, offset: int, data: bytes, end: Data | None) -> None:
         """Send one piece of a file; the last one with `end`: {"size_bytes", "modified_s", "mode"}."""
@@ -117,5 +117,5 @@ class FileClient(ServerConnection):
         return self.post("/v1/checkpoints/arrived", body, timeout=NO_TIMEOUT)
 
 
-def _spot_params(spot: Data) -> Data:
-    return {name: spot[name] for name in ("attempt", "node", "pool")}
+def _folder_params(folder: Data) -> Data:
+    return {name: folder[name] for name in ("attempt", "node", "pool")}

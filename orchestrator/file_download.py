@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.folder_access import PIECE_BYTES, FolderTree, Piece, digest, normalize_path
-from cluster.folder_entries import Entry, link_error
+from cluster.folder_entries import FolderEntry, link_error
 from cluster.paths import umask
 from orchestrator.file_transfer import (
     TRIES,
     Progress,
     ProgressCounter,
-    Report,
+    TransferResult,
     list_all_files,
     retry_unreachable,
     run_parallel,
@@ -29,7 +29,7 @@ CHANGED = "changed while it was read: the copy may mix parts of several versions
 
 def get(
     client: "Client", ref: str, path: str = "", dest: str = "", force: bool = False, progress: Progress | None = None
-) -> Report:
+) -> TransferResult:
     """Download a file or a folder. A file is written to `dest`, or into it if it is a folder; the content of a folder
     is written into `dest`, which is created. Without `dest`, it is written into the current folder under its own name.
 
@@ -44,7 +44,7 @@ def get(
     return retry_unreachable(client, lambda: download.run(progress))
 
 
-def _is_link(entry: Entry) -> str:
+def _is_link(entry: FolderEntry) -> str:
     return f"it is a link to {entry['target']}" if entry["type"] == "link" else ""
 
 
@@ -68,9 +68,11 @@ class _Download:
     def __init__(self, client: "Client", listing: Data, path: str, root: Path, name: str, force: bool):
         self._client, self._listing, self._path, self._name, self._force = client, listing, path, name, force
         self._root, self._tree, self._umask = root, FolderTree(root), umask()
-        self._report = Report(listing["job"], str(root / name) if name else str(root), notes=list(listing["notes"]))
+        self._result = TransferResult(
+            listing["job"], str(root / name) if name else str(root), notes=list(listing["notes"])
+        )
 
-    def run(self, progress: Progress | None) -> Report:
+    def run(self, progress: Progress | None) -> TransferResult:
         entries = [entry for entry in self._listing["entries"] if self._is_included(entry)]
         files = [entry for entry in entries if entry["type"] == "file"]
         try:
@@ -81,7 +83,7 @@ class _Download:
         is_present = run_parallel(self._is_here, files)
         for entry in entries:
             if entry["type"] == "folder":
-                self._tree.make(self._local(entry))
+                self._tree.create_folder(self._local(entry))
         transfer_files(
             lambda entry: self._fetch(entry, counter),
             [e for e, same in zip(files, is_present, strict=True) if not same],
@@ -90,24 +92,24 @@ class _Download:
             if same:
                 counter.add(entry["bytes"], False)
         self._create_links([entry for entry in entries if entry["type"] == "link"])
-        self._report.files = [self._local(entry) for entry in files]
-        self._report.bytes = sum(entry["bytes"] for entry in files)
-        self._report.transferred_bytes = counter.transferred
-        return self._report
+        self._result.files = [self._local(entry) for entry in files]
+        self._result.bytes = sum(entry["bytes"] for entry in files)
+        self._result.transferred_bytes = counter.transferred
+        return self._result
 
-    def _is_included(self, entry: Entry) -> bool:
+    def _is_included(self, entry: FolderEntry) -> bool:
         refused = entry["refused"]
         if entry["type"] == "link" and not refused:  # it may lead out of the part of the folder that is fetched
             refused = link_error(self._local(entry), entry["target"])
         if refused:
-            self._report.notes.append(f"{entry['path']} is left out: {refused}")
+            self._result.notes.append(f"{entry['path']} is left out: {refused}")
         return not refused
 
-    def _local(self, entry: Entry) -> str:
+    def _local(self, entry: FolderEntry) -> str:
         """Path of the entry below the folder that is written to."""
         return self._name or normalize_path(entry["path"].removeprefix(self._path).lstrip("/"))
 
-    def _is_here(self, entry: Entry) -> bool:
+    def _is_here(self, entry: FolderEntry) -> bool:
         """Return whether this machine has the same file. Raises Conflict if something else is at its path."""
         local = self._local(entry)
         if not self._tree.exists(local):
@@ -121,39 +123,41 @@ class _Download:
             raise Conflict(f"{self._root / local} already exists and {problem}; nothing was written", remedy)
         return False
 
-    def _same_content(self, entry: Entry, local: str) -> bool:
+    def _same_content(self, entry: FolderEntry, local: str) -> bool:
         first = 0
         while first * PIECE_BYTES < entry["bytes"]:
-            theirs = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
-            if theirs != self._tree.hashes(local, first, len(theirs))[1] or not theirs:
+            remote_hashes = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
+            if remote_hashes != self._tree.hashes(local, first, len(remote_hashes))[1] or not remote_hashes:
                 return False
-            first += len(theirs)
+            first += len(remote_hashes)
         return True
 
-    def _piece_arguments(self, entry: Entry) -> tuple[str, Data, str]:
-        """Job, spot and path: the arguments of the routes for pieces."""
+    def _piece_arguments(self, entry: FolderEntry) -> tuple[str, Data, str]:
+        """Job, folder and path: the arguments of the routes for pieces."""
         folders = self._listing["folders"]
         folder = next(one for one in folders if entry["path"].startswith(one["prefix"]))
         return self._listing["job"], folder, entry["path"].removeprefix(folder["prefix"])
 
-    def _fetch(self, entry: Entry, counter: ProgressCounter) -> None:
-        """Fetch a file, again if it changes meanwhile, unless it is large: fetching a growing log would never end."""
+    def _fetch(self, entry: FolderEntry, counter: ProgressCounter) -> None:
+        """Fetch a file, again if it changes during that, unless it is large: fetching a growing log would never end."""
         for _ in range(TRIES - 1 if entry["bytes"] <= MAX_REFETCH_BYTES else 0):
             if self._try_fetch(entry, counter):
                 return
         if not self._try_fetch(entry, counter, last=True):
-            self._report.notes.append(f"{entry['path']} {CHANGED}")
+            self._result.notes.append(f"{entry['path']} {CHANGED}")
 
-    def _try_fetch(self, entry: Entry, counter: ProgressCounter, last: bool = False) -> bool:
-        """Fetch a file. Return False if it changed meanwhile; the fetched file is then kept only on the `last` try."""
-        local, (job, spot, path) = self._local(entry), self._piece_arguments(entry)
-        first = self._client.file_piece(job, spot, path, 0)
+    def _try_fetch(self, entry: FolderEntry, counter: ProgressCounter, last: bool = False) -> bool:
+        """Fetch a file. Return False if it changed during that; the fetched file then stays only on the `last` try."""
+        local, (job, folder, path) = self._local(entry), self._piece_arguments(entry)
+        first = self._client.file_piece(job, folder, path, 0)
         part = _part_path(local, first.version)
         with self._tree.locked(part):
             return self._fetch_pieces(entry, counter, last, (first, part))
 
-    def _fetch_pieces(self, entry: Entry, counter: ProgressCounter, last: bool, first_piece: tuple[Piece, str]) -> bool:
-        local, (job, spot, path), (first, part) = self._local(entry), self._piece_arguments(entry), first_piece
+    def _fetch_pieces(
+        self, entry: FolderEntry, counter: ProgressCounter, last: bool, first_piece: tuple[Piece, str]
+    ) -> bool:
+        local, (job, folder, path), (first, part) = self._local(entry), self._piece_arguments(entry), first_piece
 
         def store(at: int, piece: Piece) -> tuple[str, int]:
             data = piece.data[: first.size_bytes - at]  # the file may have grown
@@ -167,7 +171,7 @@ class _Download:
         stored = [store(0, first)]
         counter.add(len(same) * PIECE_BYTES, False)
         offsets = [at for at in range(PIECE_BYTES, first.size_bytes, PIECE_BYTES) if at // PIECE_BYTES not in same]
-        stored += run_parallel(lambda at: store(at, self._client.file_piece(job, spot, path, at)), offsets)
+        stored += run_parallel(lambda at: store(at, self._client.file_piece(job, folder, path, at)), offsets)
         changed = any(version != first.version for version, _ in stored)
         if changed and not last:
             self._tree.remove(part)
@@ -176,15 +180,15 @@ class _Download:
         self._move_to_target(part, local, min([first.size_bytes, *short]), first, hashes)
         return not changed
 
-    def _matching_pieces(self, part: str, entry: Entry) -> dict[int, str]:
+    def _matching_pieces(self, part: str, entry: FolderEntry) -> dict[int, str]:
         """Pieces that an earlier try has fetched and that are still equal, with their hashes."""
         piece_count, first, same = self._tree.entry(part)["bytes"] // PIECE_BYTES, 1, dict[int, str]()
         while first < piece_count:
-            theirs = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
-            ours = self._tree.hashes(part, first, len(theirs))[1]
-            pairs = enumerate(zip(theirs, ours, strict=False), first)
+            remote_hashes = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
+            local_hashes = self._tree.hashes(part, first, len(remote_hashes))[1]
+            pairs = enumerate(zip(remote_hashes, local_hashes, strict=False), first)
             same |= {index: one for index, (one, other) in pairs if one == other}
-            first += max(len(theirs), 1)
+            first += max(len(remote_hashes), 1)
         return same
 
     def _move_to_target(self, part: str, local: str, size_bytes: int, piece: Piece, hashes: dict[int, str]) -> None:
@@ -199,7 +203,7 @@ class _Download:
                 "run the command again; if that fails too, check the disk",
             )
         try:
-            self._tree.move(part, self._tree, local, over=self._force)
+            self._tree.move(part, self._tree, local, overwrite=self._force)
         except Conflict:
             self._tree.remove(part)
             raise Conflict(
@@ -207,7 +211,7 @@ class _Download:
                 "add --force to overwrite it",
             ) from None
 
-    def _create_links(self, links: list[Entry]) -> None:
+    def _create_links(self, links: list[FolderEntry]) -> None:
         """Create links after all files, so that no file is ever written through a link."""
         for entry in links:
             local = self._local(entry)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.errors import FleetError
 from cluster.folder_access import PIECE_BYTES
-from cluster.folder_entries import Entry
+from cluster.folder_entries import FolderEntry
 from orchestrator.transport import ServerUnreachable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TRIES = 4
 
 
 @dataclass
-class Report:
+class TransferResult:
     """Result of a transfer. `files`: those now at their final paths; `transferred_bytes`: bytes sent for them."""
 
     job: str
@@ -68,7 +68,7 @@ def list_all_files(client: "Client", ref: str, path: str = "") -> Data:
 
 
 def retry_unreachable(client: "Client", run: Callable[[], T]) -> T:
-    """Call `run`, again if the server restarts in the meantime: data that has arrived is kept."""
+    """Call `run`, again if the server restarts in the meantime: data that has arrived remains."""
     for tries_left in reversed(range(TRIES)):
         try:
             return run()
@@ -79,7 +79,7 @@ def retry_unreachable(client: "Client", run: Callable[[], T]) -> T:
     raise AssertionError("the last try returns or raises")
 
 
-def transfer_files(do: Callable[[Entry], Any], entries: list[Entry]) -> None:
+def transfer_files(do: Callable[[FolderEntry], Any], entries: list[FolderEntry]) -> None:
     """Transfer small files a few at a time, then large ones one by one: their pieces are sent in parallel."""
     run_parallel(do, [entry for entry in entries if entry["bytes"] <= PIECE_BYTES])
     for entry in entries:

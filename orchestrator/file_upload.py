@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.folder_access import PIECE_BYTES, FolderTree, digest, digest_of, normalize_path
-from cluster.folder_entries import Entry
+from cluster.folder_entries import FolderEntry
 from orchestrator.file_transfer import (
     Progress,
     ProgressCounter,
-    Report,
+    TransferResult,
     list_all_files,
     retry_unreachable,
     run_parallel,
@@ -31,7 +31,7 @@ EMPTY_HASH = digest(b"")
 
 def put(
     client: "Client", source: str, ref: str, path: str = "", force: bool = False, progress: Progress | None = None
-) -> Report:
+) -> TransferResult:
     """Upload a file or a folder; the reverse of `get`. Raises Conflict for a file that exists while the job runs, or,
     unless `force` is set, that differs.
     """
@@ -50,15 +50,17 @@ class _Upload:
         if single and not local.is_file():
             raise UserError(f"{local} is not a regular file", "name a file or a folder")
         self._job = client.job(ref)["id"]
-        into = path.endswith("/") or (single and self._is_folder(path))
+        is_into_folder = path.endswith("/") or (single and self._is_folder(path))
         if single:
-            self._path = normalize_path(f"{path or '.'}/{local.name}") if into or not path else normalize_path(path)
+            self._path = (
+                normalize_path(f"{path or '.'}/{local.name}") if is_into_folder or not path else normalize_path(path)
+            )
         else:
             self._path = normalize_path(path) or local.resolve().name
-        self._spot = client.file_destination(self._job, self._path)
+        self._destination = client.file_destination(self._job, self._path)
         identity = f"{socket.gethostname()}\n{local.resolve()}\n{self._job}\n{self._path}"
         self._upload = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:24]
-        self._report = Report(self._job, f"{self._job}:{self._path}")
+        self._result = TransferResult(self._job, f"{self._job}:{self._path}")
 
     def _is_folder(self, path: str) -> bool:
         try:
@@ -69,49 +71,49 @@ class _Upload:
             not path or [entry["path"] for entry in entries] != [normalize_path(path)] or entries[0]["type"] == "folder"
         )
 
-    def run(self, progress: Progress | None) -> Report:
+    def run(self, progress: Progress | None) -> TransferResult:
         """Check all files for conflicts, send them, then move them to their final paths."""
         files = [entry for entry in self._tree.all_entries(self._name) if self._is_included(entry)]
         existing = self._remote_entries()
         new = [entry for entry in files if not self._is_there(entry, existing)]
         counter = ProgressCounter(sum(entry["bytes"] for entry in files), progress)
-        sent = self._client.upload_begin(self._spot["node"], self._upload)
-        transfer_files(lambda entry: self._send(entry, sent.get(entry["path"], 0), counter), new)
+        sent_bytes_by_path = self._client.upload_begin(self._destination["node"], self._upload)
+        transfer_files(lambda entry: self._send(entry, sent_bytes_by_path.get(entry["path"], 0), counter), new)
         self._move_to_targets(new)
         sent_now = {entry["path"] for entry in new}
         counter.add(sum(entry["bytes"] for entry in files if entry["path"] not in sent_now), False)
-        self._report.files = [self._remote_path(entry) for entry in files]
-        self._report.bytes = sum(entry["bytes"] for entry in files)
-        self._report.transferred_bytes = counter.transferred
-        return self._report
+        self._result.files = [self._remote_path(entry) for entry in files]
+        self._result.bytes = sum(entry["bytes"] for entry in files)
+        self._result.transferred_bytes = counter.transferred
+        return self._result
 
-    def _is_included(self, entry: Entry) -> bool:
+    def _is_included(self, entry: FolderEntry) -> bool:
         reason = entry["refused"] or ("links are not sent" if entry["type"] == "link" else "")
         if reason:
-            self._report.notes.append(f"{entry['path']} is left out: {reason}")
+            self._result.notes.append(f"{entry['path']} is left out: {reason}")
         return not reason and entry["type"] == "file"
 
-    def _remote_path(self, entry: Entry) -> str:
-        inside: str = self._spot["path"]
+    def _remote_path(self, entry: FolderEntry) -> str:
+        inside: str = self._destination["path"]
         return inside if self._name else f"{inside}/{entry['path']}"
 
-    def _remote_entries(self) -> dict[str, Entry]:
+    def _remote_entries(self) -> dict[str, FolderEntry]:
         """Existing entries of the job's folder at the target path, by path."""
         try:
             listing = list_all_files(self._client, self._job, self._path)
         except NotFound:
             return {}
-        prefix = self._path.removesuffix(self._spot["path"])
+        prefix = self._path.removesuffix(self._destination["path"])
         return {entry["path"].removeprefix(prefix): entry for entry in listing["entries"]}
 
-    def _is_there(self, entry: Entry, existing: dict[str, Entry]) -> bool:
+    def _is_there(self, entry: FolderEntry, existing: dict[str, FolderEntry]) -> bool:
         """Return whether the job has the same file. Raises Conflict if it has another that must not be overwritten."""
         remote = self._remote_path(entry)
         if (entry_there := existing.get(remote)) is None:
             return False
         if entry_there["type"] == "file" and entry_there["bytes"] == entry["bytes"] and self._is_same(entry, remote):
             return True
-        if self._spot["running"]:
+        if self._destination["running"]:
             message = f"{remote!r} is a file of a running job, which may be using it; nothing was written"
             raise Conflict(message, "choose another name, or wait until the job has ended")
         if entry_there["type"] != "file" or not self._force:
@@ -119,26 +121,26 @@ class _Upload:
             raise Conflict(f"{self._job}:{remote} already exists and differs; nothing was written", remedy)
         return False
 
-    def _is_same(self, entry: Entry, remote: str) -> bool:
-        ours, first = self._tree.hashes(entry["path"])[1], 0
-        while first < len(ours):
-            theirs = self._client.file_hashes(self._job, self._spot, remote, first)["sha256"]
-            if not theirs or theirs != ours[first : first + len(theirs)]:
+    def _is_same(self, entry: FolderEntry, remote: str) -> bool:
+        local_hashes, first = self._tree.hashes(entry["path"])[1], 0
+        while first < len(local_hashes):
+            remote_hashes = self._client.file_hashes(self._job, self._destination, remote, first)["sha256"]
+            if not remote_hashes or remote_hashes != local_hashes[first : first + len(remote_hashes)]:
                 return False
-            first += len(theirs)
+            first += len(remote_hashes)
         return True
 
-    def _send(self, entry: Entry, sent_bytes: int, counter: ProgressCounter) -> None:
-        path, node = entry["path"], self._spot["node"]
+    def _send(self, entry: FolderEntry, sent_bytes: int, counter: ProgressCounter) -> None:
+        path, node = entry["path"], self._destination["node"]
         same = _matching_pieces(self._client, node, self._upload, self._tree, path, sent_bytes)
         send_file(self._client, node, self._upload, self._tree, path, same, counter.add)
 
-    def _move_to_targets(self, files: list[Entry]) -> None:
+    def _move_to_targets(self, files: list[FolderEntry]) -> None:
         names = [{"uploaded": entry["path"], "path": self._remote_path(entry)} for entry in files]
         for first in range(0, len(names), MAX_FILES_PER_PUT):
             batch = names[first : first + MAX_FILES_PER_PUT]
-            self._client.files_put(self._job, self._spot, self._upload, batch, self._force)
-        self._client.upload_discard(self._spot["node"], self._upload)
+            self._client.files_put(self._job, self._destination, self._upload, batch, self._force)
+        self._client.upload_discard(self._destination["node"], self._upload)
 
 
 def _matching_pieces(
@@ -148,10 +150,12 @@ def _matching_pieces(
     same: set[int] = set()
     first, piece_count = 0, sent_bytes // PIECE_BYTES
     while first < piece_count:
-        theirs = client.upload_hashes(node, upload, path, first)["sha256"]
-        ours = tree.hashes(path, first, len(theirs))[1]
-        same |= {i for i, (one, other) in enumerate(zip(theirs, ours, strict=False), first) if one == other}
-        first += max(len(theirs), 1)
+        remote_hashes = client.upload_hashes(node, upload, path, first)["sha256"]
+        local_hashes = tree.hashes(path, first, len(remote_hashes))[1]
+        same |= {
+            i for i, (one, other) in enumerate(zip(remote_hashes, local_hashes, strict=False), first) if one == other
+        }
+        first += max(len(remote_hashes), 1)
     return same
 
 
@@ -201,13 +205,13 @@ def send_folder(client: "Client", node: str, upload: str, local: Path, progress:
             link = f"it is a link to {entry['target']}, which is not a file that can be read"
             reason = link if entry["type"] == "link" else entry["refused"] or f"it is a {entry['type']}"
             raise UserError(f"{tree.root / entry['path']} cannot be sent: {reason}", "put the file itself there")
-    counter, sent = (
+    counter, sent_bytes_by_path = (
         ProgressCounter(sum(entry["bytes"] for entry in entries), progress),
         client.upload_begin(node, upload),
     )
 
-    def send(entry: Entry) -> None:
-        same = _matching_pieces(client, node, upload, tree, entry["path"], sent.get(entry["path"], 0))
+    def send(entry: FolderEntry) -> None:
+        same = _matching_pieces(client, node, upload, tree, entry["path"], sent_bytes_by_path.get(entry["path"], 0))
         send_file(client, node, upload, tree, entry["path"], same, counter.add)
 
     transfer_files(send, entries)

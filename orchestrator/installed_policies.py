@@ -33,7 +33,7 @@ class NotUsableError(Exception):
 
 
 def _failing_policy(reason: str) -> Plugin:
-    def policy(_seen: PolicyInput) -> NoReturn:
+    def policy(_input: PolicyInput) -> NoReturn:
         raise NotUsableError(reason)
 
     return policy

@@ -1,4 +1,4 @@
-"""Summarize the fleet by back end from its nodes' reports. No input or output."""
+"""Summarize the fleet by back end from the facts of its nodes. No input or output."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,5 +69,5 @@ def _reason(backend: str, serving: list[Data], devices: list[Data]) -> str:
     if lost or unavailable:
         return "; ".join([*lost, *unavailable])
     if serving:
-        return f"no {vendor(backend).title} was found on {', '.join(node['node'] for node in serving)}"
+        return f"no {vendor(backend).title} was detected on {', '.join(node['node'] for node in serving)}"
     return "the fleet has no pool of this back end"

@@ -1,7 +1,7 @@
-"""Requests for files of jobs: the server has them listed, read and written by agents that can reach them.
+"""Handle requests for files of jobs: agents that can reach the files list, read and write them for the server.
 
-A listing contains the location of its files, a Spot. Clients send it with each request for a piece, so that the server
-need not search for the job's folder for every piece.
+A listing contains the location of each folder (attempt, node, pool). Clients send it with each request for a piece, so
+that the server need not search for the job's folder for every piece.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ MAX_NAMES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FolderRef:
     """Folder of an attempt (`epoch`) of a job, read through one node, in the storage of `pool`."""
 
     epoch: int
@@ -31,7 +31,7 @@ class Spot:
         return f"{job}/output-{self.epoch}"
 
 
-class JobFiles:
+class JobFileService:
     """Access to the files of jobs. Every method may raise FleetError (no node can reach them now) or NotFound."""
 
     def __init__(self, agents: Agents):
@@ -87,28 +87,28 @@ class JobFiles:
             raise self._locations.away_error(record.job.id, located.away)
         return located
 
-    def piece(self, record: Record, spot: Spot, path: str, offset: int) -> dict[str, Any]:
+    def piece(self, record: Record, folder: FolderRef, path: str, offset: int) -> dict[str, Any]:
         """Read one piece: {"data", "sha256", "bytes", "version", "modified_s", "mode"}."""
         reply: dict[str, Any] = self._agents.call(
-            spot.node,
+            folder.node,
             "file_piece",
-            spot.path(record.job.id),
+            folder.path(record.job.id),
             normalize_path(path),
             offset,
-            spot.pool,
+            folder.pool,
             timeout_s=PIECE_S,
         )
         return reply
 
-    def hashes(self, record: Record, spot: Spot, path: str, first: int) -> dict[str, Any]:
+    def hashes(self, record: Record, folder: FolderRef, path: str, first: int) -> dict[str, Any]:
         """Hashes of pieces: {"version", "sha256": of some pieces from index `first` on}."""
         reply: dict[str, Any] = self._agents.call(
-            spot.node,
+            folder.node,
             "file_hashes",
-            spot.path(record.job.id),
+            folder.path(record.job.id),
             normalize_path(path),
             first,
-            spot.pool,
+            folder.pool,
             timeout_s=PIECE_S,
         )
         return reply
@@ -143,7 +143,7 @@ class JobFiles:
             return reader
         raise self._locations.away_error(f"pool {pool}", [reader])
 
-    def put(self, record: Record, spot: Spot, upload: str, names: list[list[str]], force: bool) -> list[str]:
+    def put(self, record: Record, folder: FolderRef, upload: str, names: list[list[str]], force: bool) -> list[str]:
         """Move files of an upload to their final paths; see workers/job_files.py. Raises Conflict."""
         if len(names) > MAX_NAMES:
             raise UserError(
@@ -152,7 +152,7 @@ class JobFiles:
         plain_names = [[normalize_path(old), normalize_path(new)] for old, new in names]
         running, job = record.live_attempt is not None, record.job.id
         placed: list[str] = self._agents.call(
-            spot.node, "put_files", upload, plain_names, job, spot.epoch, running, force, timeout_s=COMMIT_S
+            folder.node, "put_files", upload, plain_names, job, folder.epoch, running, force, timeout_s=COMMIT_S
         )
         return placed
 
@@ -198,4 +198,4 @@ def _choose_folders(folders: list[dict[str, Any]], path: str) -> tuple[list[dict
 
 
 def _notes(located: LocatedFiles) -> list[str]:
-    return [f"files on node {name} are not shown: it is away" for name in located.away]
+    return [f"files on node {name} are missing: it is away" for name in located.away]

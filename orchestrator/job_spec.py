@@ -1,6 +1,6 @@
 """Specification of a job as users write it, validated: `JobSpec`. `polyfleet schema job` prints its JSON Schema.
 
-A spec keeps the text that was written (such as `nvidia:H100:8` or `5m`), so that it can be stored, shown and read
+A spec keeps the text that was written (such as `nvidia:H100:8` or `5m`), so that it can be stored, printed and read
 again; `to_job` converts it to numbers and kinds. Secrets are references: a spec never contains their values.
 """
 
@@ -52,7 +52,7 @@ class JobSpec(Model):
     """Name of the job (default: the task)."""
 
     task: Literal["prepare", "train", "benchmark", "run"]
-    """Default: `run` if only a command is given, else `train`."""
+    """Default: `run` with only a command, else `train`."""
 
     entry: f.Entry = ""
     """`file.py:function` or `module:function`: the training function (default: `train`), or the one that creates a
@@ -60,7 +60,7 @@ class JobSpec(Model):
     """
 
     command: f.Command = ""
-    """A command line for the shell, or a list of the command's words."""
+    """A command line for the shell, or a list of the program and its arguments."""
 
     launch: f.Launch = ""
     """How a command is started: `node` (default): once per node, without torchrun's variables; `ranks`: once per
@@ -139,8 +139,8 @@ class JobSpec(Model):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Words of the job's own command; empty if it has none."""
-        return _command_words(self.command)
+        """Program and arguments of the job's own command; empty if it has none."""
+        return _command_arguments(self.command)
 
     def to_job(self, job_id: str, now_s: float) -> Job:
         """Convert to the planner's Job. Candidates take the job's own values for what they do not override. Raises
@@ -193,7 +193,7 @@ class JobSpec(Model):
             precision=own.precision or self.precision,
             batch_size=batch_size,
             environment=self.env | own.env,
-            command=_command_words(own.command or self.command),
+            command=_command_arguments(own.command or self.command),
             launch=own.launch or self.launch or "node",
             arguments=self._script_checkpoint() or self.arguments | own.arguments,
             exclusive=self.resources.is_exclusive(own),
@@ -291,8 +291,8 @@ def job_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Polyfleet job"}
 
 
-def _command_words(command: Any) -> tuple[str, ...]:
-    """Words of a command; a command line is run by the shell."""
+def _command_arguments(command: Any) -> tuple[str, ...]:
+    """Program and arguments of a command; a command line is run by the shell."""
     return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
 
 

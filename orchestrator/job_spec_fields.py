@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
 
 from cluster import checkpoint_location
-from cluster.catalogue import FEATURES, feature_choices, model, require_known_kind, vendors
+from cluster.catalogue import FEATURES, feature_choices, model, resolve_kind, vendors
 from cluster.catalogue.precision import FLOATS, PRECISIONS, SHORT, long_name
 from cluster.checkpoint_location import path_error
 from cluster.content_cache import SHA
@@ -87,19 +87,20 @@ def _is_file_or_module(where: str) -> bool:
 
 
 def _command(value: Any) -> Any:
-    """A command line for the shell, or a list of the command's words."""
+    """A command line for the shell, or a list of the program and its arguments."""
     if value in ("", (), []):
         return ""
-    words = list(value) if isinstance(value, list | tuple) else [value]
-    for number, word in enumerate(words if isinstance(value, list | tuple) else (), 1):
-        if not isinstance(word, str):
-            shown = "null" if word is None else f"{word!r:.60}"
-            raise WrongValueError(f"word {number} is {shown}, not text", "put it in quotes")
-    if not isinstance(words[0], str) or any("\0" in word for word in words) or not words[0].strip():
+    arguments = list(value) if isinstance(value, list | tuple) else [value]
+    for number, argument in enumerate(arguments if isinstance(value, list | tuple) else (), 1):
+        if not isinstance(argument, str):
+            text = "null" if argument is None else f"{argument!r:.60}"
+            raise WrongValueError(f"item {number} is {text}, not text", "put it in quotes")
+    if not isinstance(arguments[0], str) or any("\0" in argument for argument in arguments) or not arguments[0].strip():
         raise WrongValueError(
-            "must be a command line for the shell or a list of words", 'write e.g. command: ["python", "train.py"]'
+            "must be a command line for the shell or a list of its arguments",
+            'write e.g. command: ["python", "train.py"]',
         )
-    return value if isinstance(value, str) else tuple(words)
+    return value if isinstance(value, str) else tuple(arguments)
 
 
 def _variables(value: Any) -> Any:
@@ -233,7 +234,7 @@ def _sha256(value: str) -> str:
 
 def _device_kind(value: str) -> str:
     """The kind in the catalogue's spelling. Refuses a back end with many models, since a speed is that of a model."""
-    kind = prefix_field(require_known_kind, value)
+    kind = prefix_field(resolve_kind, value)
     if ":" not in kind and model(kind) is None:
         raise WrongValueError(f"{value!r} is a back end with many models", "name one of them, e.g. nvidia:H100")
     return kind

@@ -16,7 +16,7 @@ from pydantic import (
 
 from cluster.validation_errors import WrongValueError, prefix_field
 from orchestrator import job_spec_fields as f
-from orchestrator import resource_syntax as written
+from orchestrator import resource_syntax
 from orchestrator.core.model import DeclaredWork, Recovery
 from orchestrator.core.timing import MIN_LEASE_S
 from orchestrator.job_spec_memory import Memory, MemorySpec, Model
@@ -85,13 +85,13 @@ class ResourceShape(Model):
     def _count_once(cls, count: Any, info: ValidationInfo) -> Any:
         accelerators = info.data.get("accelerators")
         if count is not None and accelerators is not None:
-            for request in written.accelerators(accelerators):
+            for request in resource_syntax.accelerators(accelerators):
                 prefix_field(with_count, request, count)
         return count
 
 
 class CandidateSpec(ResourceShape):
-    """One acceptable way to run the job; fields that it leaves out have the job's values."""
+    """One acceptable set of resources for the job; fields that it leaves out have the job's values."""
 
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
@@ -126,9 +126,7 @@ class ResourceSpec(ResourceShape):
             return self
         for own, request in self.alternatives():
             if self.is_exclusive(own) and request.has_count:
-                message = (
-                    f"exclusive takes all {','.join(request.kinds)} devices of a node, but a number is given as well"
-                )
+                message = f"exclusive takes all {','.join(request.kinds)} devices of a node, but a number is also set"
                 raise WrongValueError(message, "keep one of them")
         return self
 
@@ -254,7 +252,7 @@ class CheckpointSpec(Model):
 
 
 class DataSpec(Model):
-    """Input data: fetched before the command starts, kept on the node, and mounted read-only."""
+    """Input data: fetched before the command starts, cached on the node, and mounted read-only."""
 
     uri: f.DataUri
     """`s3://BUCKET/PREFIX` (also gs, az, abfs), `POOL:PATH` in a pool's storage (`POOL:JOB/output/…` is the output of a
@@ -320,10 +318,10 @@ _PLAIN = CandidateSpec()
 def _device_requests(own: CandidateSpec, base: ResourceSpec) -> tuple[DeviceRequest, ...]:
     """Device requests of a candidate; its own number replaces the one inherited with the devices."""
     if own.accelerators is not None:
-        requests = written.accelerators(own.accelerators)
+        requests = resource_syntax.accelerators(own.accelerators)
         number = own.count if own.count is not None else base.count
         return tuple(w if number is None or w.has_count else with_count(w, number) for w in requests)
-    requests = written.accelerators("any" if base.accelerators is None else base.accelerators)
+    requests = resource_syntax.accelerators("any" if base.accelerators is None else base.accelerators)
     if own.count is not None:
         return tuple(with_count(DeviceRequest(w.kinds), own.count) for w in requests)
     return tuple(w if base.count is None else with_count(w, base.count) for w in requests)

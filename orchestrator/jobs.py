@@ -101,13 +101,13 @@ class LogLine:
 
 class Log(list[LogLine]):
     """Lines of a job's log. Printing it shows the text of the job, with control characters escaped, then the sentences
-    of `away`: one for each part that is missing because its node does not answer.
+    of `away`: one for each part that is missing because its node does not respond.
     """
 
     away: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([*(escape_control(line.text) for line in self), *(f"… not shown: {why}" for why in self.away)])
+        return "\n".join([*(escape_control(line.text) for line in self), *(f"… missing: {why}" for why in self.away)])
 
     __repr__ = __str__
 
@@ -134,11 +134,11 @@ class JobHandle:
         metrics: Data = self._client.job(self.id)["metrics"]
         return metrics
 
-    def wait(self, timeout_s: float | None = None, seen: Callable[[Data], None] | None = None) -> "JobHandle":
-        """Wait until the job has ended, successfully or not. Raises FleetError after `timeout_s`; the job keeps
-        running.
+    def wait(self, timeout_s: float | None = None, on_update: Callable[[Data], None] | None = None) -> "JobHandle":
+        """Wait until the job has ended, successfully or not. Each view until then is passed to `on_update`. Raises
+        FleetError after `timeout_s`; the job keeps running.
         """
-        self._client.wait(self.id, timeout_s, seen)
+        self._client.wait(self.id, timeout_s, on_update)
         return self
 
     def result(self, timeout_s: float | None = None) -> KeyValueView:
@@ -151,7 +151,7 @@ class JobHandle:
         return KeyValueView(view["result"] or {}, lambda result: show.result(view["task"], result))
 
     def logs(self, *, rank: int | None = None, attempt: int | None = None, tail: int | None = None) -> Log:
-        """Lines of the log so far. Raises FleetError if all of them are on nodes that do not answer."""
+        """Lines of the log so far. Raises FleetError if all of them are on nodes that do not respond."""
         page = self._client.logs(self.id, rank=rank, attempt=attempt, tail=tail)
         lines = page["lines"]
         while tail is None and page["lines"]:

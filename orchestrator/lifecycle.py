@@ -98,7 +98,7 @@ def change(fleet: FleetSpec, progress: Progress) -> None:
 
 
 def _expected_nodes(record: Any) -> set[str]:
-    """Names of the nodes that are expected to report."""
+    """Names of the nodes that are expected to join."""
     return {p.node for p in record.processes if p.role == "worker"} | {n for host in record.hosts for n in host.nodes}
 
 
@@ -139,7 +139,7 @@ def _leave_cluster(progress: Progress) -> None:
     deadline = time.monotonic() + LEAVE_TIMEOUT_S
     while (now := embedded.record()) and now.state == "leaving":
         if time.monotonic() > deadline:
-            progress(f"{record.address} did not answer; Polyfleet agents may still run there")
+            progress(f"{record.address} did not respond; Polyfleet agents may still run there")
             return
         time.sleep(0.05)
 
@@ -164,7 +164,7 @@ def _await_nodes(client: "Client", expected: set[str], progress: Progress, grows
     any_node = set() if grows else {"any node"}
     missing = expected or {"any node"}
     while missing:
-        # Until the server has joined this fleet's cluster, it may still report the nodes of the previous one.
+        # Until the server has joined this fleet's cluster, it may still list the nodes of the previous one.
         joined = client.fleet()["state"] == "up"
         states = {n["node"]: n["state"] for n in client.nodes()} if joined else {}
         present = {node for node, state in states.items() if not state.startswith(("lost", "resting"))}

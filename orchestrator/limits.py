@@ -22,18 +22,18 @@ class LimitExceeded(PolyfleetError):
 class TooManyJobs(LimitExceeded):
     retry_after_s = 30
 
-    def __init__(self, waiting: int, most: int):
+    def __init__(self, waiting: int, maximum: int):
         super().__init__(
-            f"{waiting:,} jobs are waiting; the maximum is {most:,}",
+            f"{waiting:,} jobs are waiting; the maximum is {maximum:,}",
             f"wait until some have ended, or start the server with a larger {VARIABLE}",
         )
-        self.args = (waiting, most)
+        self.args = (waiting, maximum)
 
 
 class TooManyRequests(LimitExceeded):
-    def __init__(self, most: int):
-        super().__init__(f"the server is processing its maximum of {most} requests", "retry in 1 s")
-        self.args = (most,)
+    def __init__(self, maximum: int):
+        super().__init__(f"the server is processing its maximum of {maximum} requests", "retry in 1 s")
+        self.args = (maximum,)
 
 
 def max_waiting_jobs(environment: Mapping[str, str] = os.environ) -> int:

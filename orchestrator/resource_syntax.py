@@ -29,8 +29,8 @@ FORMS = "write BACKEND, BACKEND:MODEL or BACKEND:MODEL:COUNT, e.g. nvidia:H100:8
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node. `has_count`: a number is
-    given.
+    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node. `has_count`: the text
+    contains a number.
     """
 
     kinds: tuple[str, ...]
@@ -53,7 +53,7 @@ def accelerators(value: object) -> tuple[DeviceRequest, ...]:
 def with_count(request: DeviceRequest, count: object) -> DeviceRequest:
     """Add a number from another field to a request: 8, "8", "2..8" or "8+". UserError if it already has one."""
     if request.has_count:
-        raise UserError(f"the number of {','.join(request.kinds)} is given twice", "keep one of them")
+        raise UserError(f"the number of {','.join(request.kinds)} is set twice", "keep one of them")
     low, high = _count(str(count) if isinstance(count, int) and not isinstance(count, bool) else count)
     return DeviceRequest(request.kinds, high, low, has_count=True)
 
@@ -135,7 +135,7 @@ def _backend_or_model(name: str) -> tuple[str, ...]:
         return (backend_name(name),)
     if kinds := resolve_name(name):
         return kinds
-    choices = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *kind_spellings())}
+    choices = {choice.lower(): choice for choice in (*vendors(), *aliases(), ANY, *kind_spellings())}
     close = get_close_matches(name.lower(), list(choices), n=1, cutoff=0.5)
     suggestion = f"did you mean {choices[close[0]]!r}? " if close else ""
     raise UserError(f"unknown accelerator {name!r}", f"{suggestion}{FORMS}")

@@ -47,7 +47,7 @@ def check_version(server: ServerRecord) -> None:
 class ServerConnection(Transport):
     """Transport that reconnects, and closes its connections at the end of a `with`.
 
-    With a `home`, waiting and following continue after a restart of the server: the new one is found, not started.
+    With a `home`, waiting and following continue after a restart of the server; the connection itself starts none.
     """
 
     def __init__(self, url: str, token: str, home: Path | None = None, progress: Progress | None = None):
@@ -96,7 +96,7 @@ class ServerConnection(Transport):
                 raise ResponseLost(error.message, key) from error
 
     def reconnect(self, error: FleetError) -> None:
-        """Wait until a server of this home answers again. Raises `error` if none does within RECONNECT_S."""
+        """Wait until a server of this home responds again. Raises `error` if none does within RECONNECT_S."""
         if self._home is None:
             raise error
         if self._progress:

@@ -20,7 +20,7 @@ from orchestrator.core.offer import growth, offers
 from orchestrator.core.states import TERMINAL
 from orchestrator.core.throughput import with_code
 from orchestrator.core.what_if import what_if
-from orchestrator.job_files import JobFiles
+from orchestrator.job_files import JobFileService
 from orchestrator.job_spec import parse_job
 from orchestrator.resource_syntax import accelerators
 from orchestrator.runtime import cleanup, jobs_page, repair
@@ -50,7 +50,7 @@ from orchestrator.runtime.log_preservation import LogPreservation
 from orchestrator.runtime.logs import JobLogs
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.submissions import Submission, Submissions, digest
-from orchestrator.runtime.views import FIELDS, accepted_view, from_one
+from orchestrator.runtime.views import FIELDS, accepted_view, with_one_based_candidates
 from orchestrator.service_benchmarks import BenchmarkVerbs
 from orchestrator.service_checkpoints import CheckpointVerbs
 from orchestrator.service_files import FileVerbs
@@ -79,27 +79,27 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def __init__(self, home: Path):
         self.store = open_store(home)
         self.jobs_table = Jobs(self.store)
-        self.packages = ServerCodeArchives(home / "packages")
+        self.code_archives = ServerCodeArchives(home / "packages")
         inbox = Inbox()
-        pulse = Liveness()
-        self.agents = Agents(inbox.put, pulse.add_repair)
+        liveness = Liveness()
+        self.agents = Agents(inbox.put, liveness.add_repair)
         self._checkpoints = CheckpointService(self.agents, RateLimit(copy_bytes_per_s()), self.jobs_table.id_of)
-        self._files = JobFiles(self.agents)
+        self._files = JobFileService(self.agents)
         self.data = DataStore(home / "data")
         moves = DataMoves(self.agents, self._checkpoints, self.data)
-        launcher = Launcher(self.agents, self.packages, self._checkpoints, moves)
-        kept_logs = LogCopies(home / "kept-logs", self.agents)
+        launcher = Launcher(self.agents, self.code_archives, self._checkpoints, moves)
+        log_copies = LogCopies(home / "kept-logs", self.agents)
         self._rates = throughput.RateTable(self.store.benchmarks)
-        self._repair = RepairThread(pulse.add_repair) if repair.is_enabled() else None
-        log_preservation = LogPreservation(kept_logs, self.agents, self.jobs_table)
+        self._repair = RepairThread(liveness.add_repair) if repair.is_enabled() else None
+        log_preservation = LogPreservation(log_copies, self.agents, self.jobs_table)
         served = (self.jobs_table, self.store, self.agents, launcher, inbox, log_preservation)
         self.runtime = ControllerThread(
-            *served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest
+            *served, self._rates.newest, liveness, self._repair, Histories(self.jobs_table).newest
         )
-        known_devices = LastInventory(home / "inventory.json")
-        self._fleet = FleetReadiness(self.runtime, self.agents, known_devices)
-        self._views = JobViews(self.jobs_table, self.runtime, launcher.activity, known_devices)
-        parts = (self.jobs_table, self.store, self.packages, self.data, self._checkpoints)
+        last_inventory = LastInventory(home / "inventory.json")
+        self._fleet = FleetReadiness(self.runtime, self.agents, last_inventory)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.activity, last_inventory)
+        parts = (self.jobs_table, self.store, self.code_archives, self.data, self._checkpoints)
         self._submissions = Submissions(
             *parts,
             self._fleet.devices,
@@ -107,25 +107,29 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             lambda: len(self.runtime.control.records),
             lambda: self.runtime.control.projects,
         )
-        rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], pulse.add_repair)
+        rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], liveness.add_repair)
         self._repairs = (self._repair, rejoin) if self._repair else ()
-        self._watched = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
-        self._logs = JobLogs(self.agents, kept_logs)
+        self._health_collector = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
+        self._logs = JobLogs(self.agents, log_copies)
         self._execs = ExecRelay(self.agents)
-        verbs = (self.submit, self.cancel, self.packages.contents)
+        verbs = (self.submit, self.cancel, self.code_archives.contents)
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
         keep_s = cleanup.keep_jobs_s()
-        forget = cleanup.folder_remover(self.agents)
+        remove_folders = cleanup.folder_remover(self.agents)
         in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self._benchmarks.code_archives)
-        unused = UnusedArchives(self.packages, self.agents, *in_use)
+        unused = UnusedArchives(self.code_archives, self.agents, *in_use)
 
-        def remove_unnamed() -> None:
+        def remove_unreferenced() -> None:
             self.data.remove_unused(self._data_in_use)
             unused.remove()
-            kept_logs.remove_stale(self.store.jobs.exists)
+            log_copies.remove_stale(self.store.jobs.exists)
 
-        tidy = FilesLimit(self.agents, self.jobs_table, keep_files_bytes(), then=remove_unnamed).remove
-        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._cancel_damaged, tidy)
+        remove_unused_data = FilesLimit(
+            self.agents, self.jobs_table, keep_files_bytes(), then=remove_unreferenced
+        ).remove
+        self._housekeeping = Housekeeping(
+            self.jobs_table, self.store, remove_folders, keep_s, self._cancel_damaged, remove_unused_data
+        )
         self.runtime.start()
         self._benchmarks.resume()
         self._housekeeping.start()
@@ -142,9 +146,9 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
 
     # -- jobs
 
-    def submit(self, spec: dict[str, Any], package: str, key: str) -> dict[str, Any]:
+    def submit(self, spec: dict[str, Any], code_archive: str, key: str) -> dict[str, Any]:
         """Submit one job like `submit_each`; raises its error."""
-        (result,) = self.submit_each([Submission(spec, package, key)])
+        (result,) = self.submit_each([Submission(spec, code_archive, key)])
         if isinstance(result, Exception):
             raise result
         return result
@@ -183,7 +187,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """Cancel a job; this takes precedence over its next state. A job that has ended is not changed."""
         record = self.jobs_table.find(ref)
         if record.job.state not in TERMINAL:
-            self.runtime.ask(CancelRequested(record.job.id))
+            self.runtime.post_and_wait(CancelRequested(record.job.id))
         return self.job(record.job.id)
 
     def migrate(self, ref: str, to: str) -> dict[str, Any]:
@@ -194,7 +198,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             if to in self._fleet.pools()
             else MigrateRequested(job.id, kinds=_kinds(to))
         )
-        self.runtime.ask(request)
+        self.runtime.post_and_wait(request)
         return self.job(job.id)
 
     def explain(self, ref: str, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -218,18 +222,20 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
         job, fleet = _new_job(spec, content_sha), self._fleet.snapshot()
-        result: dict[str, Any] = from_one(to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s))))
+        result: dict[str, Any] = with_one_based_candidates(
+            to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s)))
+        )
         return result
 
     def _what_if(self, job: Job, fleet: Any, changes: Sequence[str]) -> dict[str, Any]:
         running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in fleet.running}
         outcome = what_if(job, fleet, changes, running)
         effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
-        return {**from_one(to_plain(outcome.explanation)), "if": effects}
+        return {**with_one_based_candidates(to_plain(outcome.explanation)), "if": effects}
 
     def _explain(self, job: Job, fleet: Any) -> dict[str, Any]:
         explanation: Explanation = explain(job, fleet)
-        plain: dict[str, Any] = from_one(to_plain(explanation))
+        plain: dict[str, Any] = with_one_based_candidates(to_plain(explanation))
         return plain
 
     def history(self, ref: str) -> list[dict[str, Any]]:
@@ -269,10 +275,10 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     # -- folders
 
     def store_code_archive(self, sha: str, data_path: Path) -> None:
-        self.packages.store(sha, data_path)
+        self.code_archives.store(sha, data_path)
 
     def has_code_archive(self, sha: str) -> bool:
-        return self.packages.is_stored(sha)
+        return self.code_archives.is_stored(sha)
 
 
 def _new_job(spec: dict[str, Any], content_sha: str) -> Job:

@@ -12,10 +12,10 @@ class BenchmarkVerbs:
     _fleet: FleetReadiness
     _benchmarks: Benchmarks
 
-    def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
+    def benchmark_begin(self, request: dict[str, Any], code_archive: str, key: str) -> dict[str, Any]:
         """Start a run. The same key returns the same run, even if the fleet has changed since."""
         self._fleet.wait_until_ready(SUBMIT_WAIT_S)
-        return self._benchmarks.start(request, package, key)
+        return self._benchmarks.start(request, code_archive, key)
 
     def benchmarks(self) -> list[dict[str, Any]]:
         return self._benchmarks.views()

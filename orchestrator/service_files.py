@@ -6,7 +6,7 @@ Files are sent in pieces, so that none is completely in memory and any piece can
 from typing import Any
 
 from orchestrator.core.fold import Record
-from orchestrator.job_files import JobFiles, Spot
+from orchestrator.job_files import FolderRef, JobFileService
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.fleet_ready import FleetReadiness
 from orchestrator.runtime.jobs import Jobs
@@ -17,7 +17,7 @@ class FileVerbs:
 
     jobs_table: Jobs
     _fleet: FleetReadiness
-    _files: JobFiles
+    _files: JobFileService
     data: DataStore
 
     def _find_job(self, ref: str) -> Record:
@@ -25,7 +25,7 @@ class FileVerbs:
         self._fleet.wait_until_ready()
         return self.jobs_table.find(ref)
 
-    def _settled_files(self) -> JobFiles:
+    def _settled_files(self) -> JobFileService:
         self._fleet.wait_until_ready()
         return self._files
 
@@ -33,17 +33,19 @@ class FileVerbs:
         """One page of the files below `path` in the job's folder, and their location."""
         return self._files.page(self._find_job(ref), path, after)
 
-    def file_piece(self, ref: str, spot: Spot, path: str, offset: int) -> dict[str, Any]:
-        return self._files.piece(self._find_job(ref), spot, path, offset)
+    def file_piece(self, ref: str, folder: FolderRef, path: str, offset: int) -> dict[str, Any]:
+        return self._files.piece(self._find_job(ref), folder, path, offset)
 
-    def file_hashes(self, ref: str, spot: Spot, path: str, first: int) -> dict[str, Any]:
-        return self._files.hashes(self._find_job(ref), spot, path, first)
+    def file_hashes(self, ref: str, folder: FolderRef, path: str, first: int) -> dict[str, Any]:
+        return self._files.hashes(self._find_job(ref), folder, path, first)
 
     def file_destination(self, ref: str, path: str) -> dict[str, Any]:
         return self._files.destination(self._find_job(ref), path)
 
-    def files_put(self, ref: str, spot: Spot, upload: str, names: list[list[str]], force: bool) -> dict[str, Any]:
-        return {"placed": self._files.put(self._find_job(ref), spot, upload, names, force)}
+    def files_put(
+        self, ref: str, folder: FolderRef, upload: str, names: list[list[str]], force: bool
+    ) -> dict[str, Any]:
+        return {"placed": self._files.put(self._find_job(ref), folder, upload, names, force)}
 
     def upload_begin(self, node: str, upload: str) -> dict[str, Any]:
         """Begin an upload to a node, or, if `node` is "", to this server: input data of a job."""

@@ -28,7 +28,7 @@ class FleetVerbs:
     runtime: ControllerThread
     store: EventStore
     _fleet: FleetReadiness
-    _watched: HealthCollector
+    _health_collector: HealthCollector
     _checkpoints: CheckpointService
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -42,17 +42,17 @@ class FleetVerbs:
 
     def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
         self._fleet.check_served()
-        self.runtime.ask(DrainRequested(node, reason, now))
+        self.runtime.post_and_wait(DrainRequested(node, reason, now))
         return self._node(node)
 
     def node_resume(self, node: str) -> dict[str, Any]:
         self._fleet.check_served()
-        self.runtime.ask(ResumeRequested(node))
+        self.runtime.post_and_wait(ResumeRequested(node))
         return self._node(node)
 
     def node_remove(self, node: str) -> dict[str, Any]:
         self._fleet.check_served()
-        self.runtime.ask(RemoveRequested(node))
+        self.runtime.post_and_wait(RemoveRequested(node))
         return {"node": node, "state": "removed"}
 
     def _node(self, name: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FleetVerbs:
         rows = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        rows += [*self._watched.findings(), *self._checkpoints.findings()]
+        rows += [*self._health_collector.findings(), *self._checkpoints.findings()]
         rows += [("", finding) for finding in self._storages()]
         if self.runtime.problem == NO_FLEET:
             rows.append(("", Finding("warning", "fleet", NO_FLEET, BRING_UP)))
@@ -96,4 +96,4 @@ class FleetVerbs:
 
     def health(self) -> dict[str, Any]:
         """The server's own state, read from outside the controller's thread."""
-        return self._watched.view() | {"jobs": self.store.jobs.counts()}
+        return self._health_collector.view() | {"jobs": self.store.jobs.counts()}

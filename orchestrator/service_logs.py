@@ -29,7 +29,7 @@ class LogVerbs:
         return self._logs.unread_notes(self._find_run_job(ref), rank, epoch, first)
 
     def _find_run_job(self, ref: str) -> Record:
-        """Find a job; if it has run, wait first until the fleet's nodes are known."""
+        """Find a job; if it has run, wait first until the fleet's nodes have reported."""
         record = self.jobs_table.find(ref)
         if record.attempts:
             self._fleet.wait_until_ready()

@@ -16,12 +16,12 @@ Data = dict[str, Any]
 Progress = Callable[[str], None]
 
 
-def _quiet(doing: str) -> None:
+def _quiet(message: str) -> None:
     """Discard progress: the default when the caller passes no callback."""
 
 
 def submit(client: "Client", job: JobSpec | Data, key: str = "", progress: Progress = _quiet) -> Data:
-    """Submit a job; return its view as accepted. Raises SpecError before anything is sent. One `key`, one job."""
+    """Submit a job, once per `key`; return its view as accepted. Raises SpecError before anything is sent."""
     (spec,) = data_upload.add_hashes([validate(job)])
     archive_sha = _upload_folders(client, [spec]).get(spec.working_dir, "")
     data_upload.send(client, [spec], progress)
@@ -61,7 +61,7 @@ def _upload_folders(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str
 
 
 def plan(client: "Client", job: JobSpec | Data) -> Data:
-    """What the planner would do with the job now. Folder and data are checked but not sent: the server looks up
+    """Return what the planner would do with the job now. Folder and data are checked but not sent: the server looks up
     measurements of a folder by its content hash.
     """
     spec, content_sha = _read(client, job)
@@ -100,10 +100,10 @@ def _expand_user(written: str) -> Path:
         raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
 
 
-def _pack_folder(client: "Client", spec: JobSpec, into: Path) -> code_archive.CodeArchive:
-    """Pack the job's folder, report to the user what is left out, and check the files that the job names."""
+def _pack_folder(client: "Client", spec: JobSpec, scratch_folder: Path) -> code_archive.CodeArchive:
+    """Pack the job's folder, print what is left out, and check the files that the job names."""
     folder = Path(spec.working_dir)
-    archive = code_archive.pack(folder, spec.task, into / "package.zip")
+    archive = code_archive.pack(folder, spec.task, scratch_folder / "package.zip")
     for line in archive.left_out.messages:
         client.notify(line)
     _check_entries(spec, folder)

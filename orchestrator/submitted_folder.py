@@ -31,7 +31,7 @@ SPECIAL = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SubmittedEntry:
     """One entry of the archive. `name` ends in a slash for a folder without entries; `link` is the target of a link, ""
     for anything else.
     """
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A link found on the walk. `rules` apply in its folder; `above` are the real folders that contain it."""
+    """A link in the folder. `rules` apply in its folder; `above` are the real folders that contain it."""
 
     name: str
     path: Path
@@ -76,47 +76,47 @@ class Walk:
         generated, special = tuple(sorted(self.generated)), tuple(sorted(self.special))
         return ExcludedFiles(tuple(sorted(self.credentials)), tuple(names), min(files, MAX_COUNT), generated, special)
 
-    def entries(self, folder: Path, rules: ignore_file.IgnoreRules) -> Iterator[Entry]:
+    def entries(self, folder: Path, rules: ignore_file.IgnoreRules) -> Iterator[SubmittedEntry]:
         """Yield everything of `folder` that is sent. A link is sent as a link if the names that are sent show it to be
         safe. It is sent as a copy if it is absolute, or leads through another link or to something left out.
         """
         names: list[str] = []
         links: dict[str, str] = {}
-        found_links: list[_Link] = []
-        walks: list[Iterator[Entry]] = [self._files(folder, rules, found_links)]
+        pending_links: list[_Link] = []
+        walks: list[Iterator[SubmittedEntry]] = [self._files(folder, rules, pending_links)]
         while walks:
             for entry in chain.from_iterable(walks):
                 names.append(entry.name)
                 yield entry
-            targets = {link.name: str(link.path.readlink()) for link in found_links if link.name not in self.copied}
-            tree, walks, followed = ArchiveTree(names, links | targets), [], found_links.copy()
-            found_links.clear()  # the walks of the next round fill it
+            targets = {link.name: str(link.path.readlink()) for link in pending_links if link.name not in self.copied}
+            tree, walks, followed = ArchiveTree(names, links | targets), [], pending_links.copy()
+            pending_links.clear()  # the walks of the next round fill it
             for link in followed:
                 if link.name in targets and not tree.link_error(link.name):
                     links[link.name] = targets[link.name]
-                    yield Entry(link.name, link.path, targets[link.name])
+                    yield SubmittedEntry(link.name, link.path, targets[link.name])
                 else:
-                    walks.append(self._follow_link(link, found_links))
+                    walks.append(self._follow_link(link, pending_links))
 
-    def _follow_link(self, link: _Link, found_links: list[_Link]) -> Iterator[Entry]:
+    def _follow_link(self, link: _Link, pending_links: list[_Link]) -> Iterator[SubmittedEntry]:
         """Yield the target of a link that is sent as a copy."""
         if not link.path.is_dir():
-            yield Entry(link.name, link.path)
+            yield SubmittedEntry(link.name, link.path)
             return
         if link.path.resolve() in link.above:
             raise SpecError("working_dir", f"{link.path} is a link to a folder it is in", exclude_remedy(link.name))
-        yield from self._files(link.path, link.rules, found_links, f"{link.name}/", link.above)
+        yield from self._files(link.path, link.rules, pending_links, f"{link.name}/", link.above)
 
     def _files(
         self,
         folder: Path,
         rules: ignore_file.IgnoreRules,
-        found_links: list[_Link],
+        pending_links: list[_Link],
         prefix: str = "",
         above: tuple[Path, ...] = (),
-    ) -> Iterator[Entry]:
+    ) -> Iterator[SubmittedEntry]:
         """Yield files below `folder`, or the folder itself if it has no entries. `rules` are those of its parent. Links
-        are appended to `found_links`. `above`: the real folders on the way, to detect cycles.
+        are appended to `pending_links`. `above`: the real folders from the root down, to detect cycles.
         """
         above = (*above, folder.resolve())
         if len(above) - 1 > archive_checks.MAX_FOLDER_DEPTH:
@@ -139,26 +139,26 @@ class Walk:
             empty = False
             if entry.is_symlink():
                 _check_link_inside(path, name, self.root)
-                found_links.append(_Link(name, path, rules, above))
+                pending_links.append(_Link(name, path, rules, above))
             elif entry.is_dir():
-                yield from self._files(path, rules, found_links, f"{name}/", above)
+                yield from self._files(path, rules, pending_links, f"{name}/", above)
             else:
-                yield Entry(name, path)
+                yield SubmittedEntry(name, path)
         if empty and prefix:
-            yield Entry(prefix, folder)
+            yield SubmittedEntry(prefix, folder)
 
     def _is_left_out(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.IgnoreRules) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)
-        path_shown = f"{name}/" if is_folder else name
+        display_path = f"{name}/" if is_folder else name
         if (rule := rules.own.match(name, is_folder)) and not (rule.is_negated and entry.name == GIT):
             return not rule.is_negated
         reason = rules.exclusion_reason(name, is_folder, entry.is_symlink())
         if _is_generated(entry, is_folder):
-            self.generated.append(path_shown)
+            self.generated.append(display_path)
         elif reason is ignore_file.ExclusionReason.CREDENTIALS:
-            self.credentials.append(path_shown)
+            self.credentials.append(display_path)
         elif reason is ignore_file.ExclusionReason.GIT:
-            self.by_git.append((path_shown, path))
+            self.by_git.append((display_path, path))
         elif type_name := _special_type(path):
             self.special.append((name, type_name))
         else:

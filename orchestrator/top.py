@@ -58,13 +58,13 @@ class JobNow(TypedDict):
     reason: str
 
 
-class Now(TypedDict):
+class TopSnapshot(TypedDict):
     at: str
     nodes: list[NodeNow]
     jobs: list[JobNow]
 
 
-class Rates:
+class StepRates:
     """Steps per second of jobs over the last RATE_WINDOW_S."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def step_of(job: Data) -> int | None:
     return step if type(step) is int else None
 
 
-def snapshot(nodes: list[Data], jobs: list[Data], rates: Rates, at: str) -> Now:
+def snapshot(nodes: list[Data], jobs: list[Data], rates: StepRates, at: str) -> TopSnapshot:
     """Build a snapshot from the server's `nodes` and `jobs` at time `at`, and add it to `rates`."""
     moment = timestamp(at)
     now_s = moment.timestamp() if moment else 0.0
@@ -159,9 +159,9 @@ def _left_s(progress: Data | None) -> float | None:
     return progress["left_s"] if progress and progress["left_from"] != "attained" else None
 
 
-def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
-    started, last_known = timestamp(job["started_at"]), timestamp(job.get("known_until"))
-    until_s = last_known.timestamp() if last_known else now_s
+def _job(job: Data, rates: StepRates, now_s: float) -> JobNow:
+    started, last_contact = timestamp(job["started_at"]), timestamp(job.get("known_until"))
+    until_s = last_contact.timestamp() if last_contact else now_s
     is_running = job["state"] in (State.RUNNING, State.SAVING)
     return {
         "id": job["id"],
@@ -172,5 +172,5 @@ def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
         "step": step_of(job),
         "steps_per_s": rates.rate(job, now_s) if is_running else None,
         "left_s": _left_s(job.get("progress")),
-        "reason": "" if is_running and not last_known else str(job["reason"] or ""),
+        "reason": "" if is_running and not last_contact else str(job["reason"] or ""),
     }

@@ -1,7 +1,7 @@
 """Send requests to the server, and turn its error responses back into exceptions of their classes.
 
 The token is sent only over a connection whose other end has been checked: a Unix socket of a process of this user, in a
-folder that only this user can enter; or a TCP port of this user whose server proved that it knows the token.
+folder that only this user can enter; or a TCP port of this user whose server proved that it has the token.
 """
 
 import json
@@ -106,7 +106,7 @@ class Transport:
         if url.hostname in LOOPBACK and (ports.listener_uids(port) or OWN_UIDS) != OWN_UIDS:
             return "belongs to another user"
         if not server_authentication.verify_server(stream, port, self._token):
-            return "is not this home's server: it did not prove that it knows the token"
+            return "is not this home's server: it did not prove that it has the token"
         return ""
 
     def get(self, path: str, **params: Any) -> Data:
@@ -237,7 +237,7 @@ def _encoding_error(error: UnicodeEncodeError) -> UserError:
 
 def _unreachable(url: str, error: httpx.HTTPError) -> ServerUnreachable:
     if isinstance(error, httpx.TimeoutException):
-        return ServerUnreachable(f"the server at {url} did not answer in time", REMEDY)
+        return ServerUnreachable(f"the server at {url} did not respond in time", REMEDY)
     if isinstance(error, httpx.ConnectError):
         return ServerUnreachable(f"the server at {url} cannot be reached: {error}", REMEDY)
     return BrokenConnection(f"the connection to the server at {url} broke: {error or type(error).__name__}", REMEDY)
@@ -254,7 +254,7 @@ def error_from(status: int, content: bytes) -> PolyfleetError:
     try:
         return _error(json.loads(content)["error"], fallback)
     except (ValueError, KeyError, TypeError):
-        return fallback(f"the server answered {status}" + ("" if status != 404 else ": not found"))
+        return fallback(f"the server returned status {status}" + ("" if status != 404 else ": not found"))
 
 
 def _by_status(status: int) -> type[PolyfleetError]:

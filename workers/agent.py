@@ -1,9 +1,8 @@
-"""The agent of a node: finds its devices, runs its attempts, serves its checkpoints.
+"""The agent of a node: discovers its devices, runs its attempts, serves its checkpoints.
 
-One Ray actor per node.
-
-It keeps no state that a restart would lose: after kill -9 the new agent reads everything from the node's folder and
-takes over attempts that kept running. Arguments and results are plain data. Without Ray it is an ordinary object.
+There is one per node, a Ray actor. It keeps no state that a restart would lose: after kill -9 the new agent reads
+everything from the node's folder and takes over attempts that are still running. Arguments and results are plain data.
+Without Ray it is an ordinary object.
 """
 
 import logging
@@ -45,17 +44,17 @@ SEND_FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
 SILENT_SHARE_OF_LEASE = 1 / 3
-"""Share of a lease within which a watch is answered, and after which, without a call from the server, the agent reads
-the fences itself."""
+"""Share of a lease within which `poll` returns, and after which, without a call from the server, the agent reads the
+fences itself."""
 LOG = logging.getLogger(__name__)
 
 
 class Agent(NodeFiles, NodeExecs):
     """The agent's RPC methods.
 
-    Defaults come from POLYFLEET_… variables (embedded nodes), else from this machine. `starter` is a launcher that has
-    been started already; without one the agent starts its own. `cpus` is the number of this machine's CPUs that Ray
-    hands out (0: all).
+    Defaults come from POLYFLEET_… variables (embedded nodes), else from this machine. `launcher` is one that has been
+    started already; without one the agent starts its own. `cpus` is the number of this machine's CPUs that Ray hands
+    out (0: all).
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Agent(NodeFiles, NodeExecs):
         backend: str | None = None,
         fleet: str | None = None,
         fences: Path | None = None,
-        starter: SupervisorLauncher | None = None,
+        launcher: SupervisorLauncher | None = None,
         cpus: float = 0.0,
     ):
         NodeFiles.__init__(self, node_identity(node, pool, backend, node_dir, storage, fleet))
@@ -87,19 +86,19 @@ class Agent(NodeFiles, NodeExecs):
         )  # the variable is about the node's own fleet
         shared = fences or (Path(fences_variable) if fences_variable else None)
         self._fences = FenceReader(self._identity.fleet, shared, _read_store if _ray() is not None else None)
-        folder, own, starter = (
+        folder, identity, launcher = (
             self._identity.node_dir / "attempts",
             self._identity,
-            starter or SupervisorLauncher.start_new(),
+            launcher or SupervisorLauncher.start_new(),
         )
         self._attempts = AttemptManager(
-            folder, own.storage, own.node, self._code_archives, self._threads, self._fences, starter
+            folder, identity.storage, identity.node, self._code_archives, self._threads, self._fences, launcher
         )
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._facts_sent_s = float("-inf")
         self._last_contact_s = time.monotonic()
         self._notices = NoticeWatcher(
-            termination_notice.notice_paths(own.node_dir), self._attempts, self._send_facts_now
+            termination_notice.notice_paths(identity.node_dir), self._attempts, self._send_facts_now
         )
         self._notices.start()
         if shared is not None or _ray() is not None:
@@ -120,8 +119,8 @@ class Agent(NodeFiles, NodeExecs):
     def register(self, generation: int) -> dict[str, Any]:
         """Discover devices again and return the state of the node.
 
-        Returns {"facts", "generation": newest seen, "epochs": {job: highest seen}, "clock_s"}. An older controller gets
-        the same reply: from it, it learns which generation it must exceed to be obeyed.
+        Returns {"facts", "generation": newest received, "epochs": {job: highest received}, "clock_s"}. An older
+        controller gets the same reply, which shows the generation that it must exceed for its calls to be accepted.
         """
         with suppress(ControllerSuperseded):
             self._generation.check_and_record(generation)
@@ -142,7 +141,7 @@ class Agent(NodeFiles, NodeExecs):
         return plain
 
     def _send_facts_now(self) -> None:
-        """Make the current watch return at once, with the node's facts."""
+        """Make the current `poll` return at once, with the node's facts."""
         self._facts_sent_s = float("-inf")
         self._attempts.interrupt_wait()
 
@@ -197,9 +196,9 @@ class Agent(NodeFiles, NodeExecs):
         self._attempts.renew(clock_s)
         leases = [a.lease_s * SILENT_SHARE_OF_LEASE for a in self._attempts.live_attempts()]
         due_s = 0.0 if self._facts_sent_s == float("-inf") else timeout_s
-        reports = self._attempts.wait_for_changes(cursors, last_phases, min([due_s, *leases]), gather_s)
+        statuses = self._attempts.wait_for_changes(cursors, last_phases, min([due_s, *leases]), gather_s)
         fields = {
-            "reports": [r.to_plain() for r in reports],
+            "reports": [r.to_plain() for r in statuses],
             "attempts": self._attempts.keys(),
             "unreadable_output": self._attempts.unusable_data(),
         }

@@ -51,8 +51,8 @@ class CheckpointTools:
             self._running[number] = _Running(verb, resolved, roots, self._poll_timeout_s)
         return number
 
-    def poll(self, number: str, last_seen: int, timeout_s: float) -> "dict[str, Any]":
-        """Wait up to `timeout_s` for a change after `last_seen`.
+    def poll(self, number: str, cursor: int, timeout_s: float) -> "dict[str, Any]":
+        """Wait up to `timeout_s` for a change after `cursor`, the `seen` of the last reply.
 
         Returns {"progress": [done, total] or None, "seen", "result"}. Raises the tool's own error. "result" or error
         are returned once only.
@@ -63,7 +63,7 @@ class CheckpointTools:
                 "this operation does not run on this node",
                 "it was stopped or the agent restarted: run the command again",
             )
-        fields = running.poll(last_seen, timeout_s)
+        fields = running.poll(cursor, timeout_s)
         if running.is_done:
             with self._lock:
                 self._running.pop(number, None)
@@ -125,10 +125,10 @@ class _Running:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, args=(verb, arguments), name=f"tool-{verb}", daemon=True).start()
 
-    def poll(self, last_seen: int, timeout_s: float) -> "dict[str, Any]":
+    def poll(self, cursor: int, timeout_s: float) -> "dict[str, Any]":
         self.polled_s = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._count > last_seen or self.is_done, timeout_s)
+            self._changed.wait_for(lambda: self._count > cursor or self.is_done, timeout_s)
             return {"progress": self._progress, "seen": self._count, "result": None}
 
     @property

@@ -121,9 +121,9 @@ def _disk_errors(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        remedy = "check that node's disk, then copy again: data that has arrived is kept"
+        remedy = "check that node's disk, then copy again: only missing data is transferred"
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free disk space on that node, then copy again: data that has arrived is kept"
+            remedy = "free disk space on that node, then copy again: only missing data is transferred"
         raise FleetError(f"{name} cannot be written to this pool's storage: {e.strerror or e}", remedy) from e
 
 

@@ -1,4 +1,4 @@
-"""Methods of back ends with the names of other libraries. Each calls a function that does the work.
+"""Methods of back ends under the names that other libraries use. Each calls a function that does the work.
 
 A vendor's back end does not override them. `BaseBackend` inherits them so that users can write
 `backend.prepare_model(model)`; the preparation itself is in functions that take a back end, in workers/optimizers.
@@ -36,7 +36,7 @@ class CompatMethods:
 
     report: PreparedModel | None = None
     fallback_from: str = ""
-    """The back end that was requested, if this one is used in its place; `fallback_reason` says why."""
+    """The back end that was requested, if this one is used instead; `fallback_reason` says why."""
     fallback_reason: str = ""
     config: VendorConfig
 
@@ -67,7 +67,7 @@ class CompatMethods:
     ) -> nn.Module:
         """Return a copy of `model` on the device, with custom kernels where they are measured to be faster.
 
-        They are compared with the model's own modules in a call with `sample_input`. `report` contains which were used,
+        The kernels are compared with the model's own modules in a call with `sample_input`. `report` lists those used,
         and why others were not. See workers/optimizers/custom_kernels.py.
         """
         from workers.optimizers import custom_kernels
@@ -224,6 +224,6 @@ def _own(backend: CompatMethods) -> BaseBackend:
 def _one_of(level: Level, other_name: Level) -> Level:
     if level is not None and other_name is not None:
         raise UserError(
-            "both level and optimization_level are given", "they are two names of one option: give only one"
+            "both level and optimization_level were passed", "they are two names of one option: pass only one"
         )
     return other_name if level is None else level

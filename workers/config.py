@@ -45,7 +45,7 @@ class VendorConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    precision: Precision = Field(default="float32", description="precision to compute in if the caller chooses none")
+    precision: Precision = Field(default="float32", description="default precision of computation")
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -82,7 +82,9 @@ class GPUConfig(CompiledConfig):
 
     allow_tf32: bool | None = Field(default=None, description="use TF32 units for float32 products and convolutions")
     attention: Attention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
-    memory_fraction: Fraction | None = Field(default=None, description="largest share of memory for this process")
+    memory_fraction: Fraction | None = Field(
+        default=None, description="maximum fraction of device memory for this process"
+    )
     memory_growth: bool | None = Field(default=None, description="expandable segments: grow allocations in place")
     fp8: bool = Field(default=False, description="let level O3 compute linear layers in float8")
 
@@ -106,7 +108,9 @@ class TPUConfig(VendorConfig):
 
 
 class IntelConfig(CompiledConfig):
-    memory_fraction: Fraction | None = Field(default=None, description="largest share of memory for this process")
+    memory_fraction: Fraction | None = Field(
+        default=None, description="maximum fraction of device memory for this process"
+    )
 
 
 class NeuronConfig(VendorConfig):
@@ -116,7 +120,9 @@ class NeuronConfig(VendorConfig):
 
 
 class AppleConfig(CompiledConfig):
-    memory_fraction: Fraction | None = Field(default=None, description="largest share of memory for this process")
+    memory_fraction: Fraction | None = Field(
+        default=None, description="maximum fraction of device memory for this process"
+    )
 
 
 class LibrariesConfig(BaseModel):
@@ -216,9 +222,9 @@ def config_of(config: ConfigLike) -> PolyfleetConfig:
 
 
 def section_of(config: "ConfigLike | VendorConfig", backend: str) -> VendorConfig:
-    """Return the options of one back end; those of other distributions have the common ones.
+    """Return the options of one back end; a back end of another distribution has only the common ones.
 
-    Raises UserError.
+    Raises UserError for options of another back end.
     """
     if not isinstance(config, VendorConfig):
         options: VendorConfig = getattr(config_of(config), backend, None) or CompiledConfig()
@@ -254,7 +260,7 @@ def _spec_error(error: ValidationError) -> SpecError:
         for part in path[:-1]:
             options = section_type(options.model_fields[part])
         return SpecError(".".join(path), f"unknown option {path[-1]!r}", nearest(path[-1], list(options.model_fields)))
-    message = f"{first['msg'].removeprefix('Value error, ')} (given: {short_repr(first['input'])})"
+    message = f"{first['msg'].removeprefix('Value error, ')} (got {short_repr(first['input'])})"
     choices = re.findall(r"'([^']*)'", first["msg"]) if first["type"] == "literal_error" else []
     matches = get_close_matches(str(first["input"]), choices, n=1, cutoff=0.5)
     return SpecError(".".join(path), message, f"did you mean {matches[0]!r}?" if matches else "")

@@ -92,7 +92,7 @@ def _parse_section(variable: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        message = f"a section must be a JSON object (given: {os.environ[variable]!r})"
+        message = f"a section must be a JSON object (got {os.environ[variable]!r})"
         raise SpecError(variable, message, f"write a JSON object, or set single options: {variable}{SEPARATOR}OPTION")
     return value
 

@@ -23,7 +23,7 @@ def _parse_names(value: object) -> object:
 
 
 def _map_each(rule: Callable[[str], tuple[str, ...]]) -> AfterValidator:
-    """Replace every name by the names that `rule` returns for it, or report its UserError."""
+    """Replace every name by the names that `rule` returns for it, or convert its UserError."""
 
     def replaced(value: tuple[str, ...]) -> tuple[str, ...]:
         try:
@@ -49,7 +49,7 @@ def _reject_empty_path(value: object) -> object:
 
 
 Fraction = Annotated[float, BeforeValidator(_reject_bool), Field(gt=0, le=1)]
-# A limit far above any machine's cores: torch starts as many threads as it is told to.
+# A limit far above any machine's cores: torch starts as many threads as this option says.
 Threads = Annotated[int, BeforeValidator(_reject_bool), Field(gt=0, le=4096)]
 Folder = Annotated[Path, BeforeValidator(_reject_empty_path)]
 Backends = Annotated[tuple[str, ...], BeforeValidator(_parse_names), _map_each(lambda name: (backend_name(name),))]

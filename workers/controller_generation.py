@@ -40,7 +40,7 @@ class ControllerGeneration:
         """
         if not is_count(generation):
             raise UserError(
-                f"{str(generation)[:40]!r} is not a controller's generation", "use a whole number of at least 0"
+                f"{str(generation)[:40]!r} is not a controller's generation", "use an integer of at least 0"
             )
         with self._lock:
             if generation < self._newest:

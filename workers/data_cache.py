@@ -65,11 +65,11 @@ class DataCache:
         max_bytes = limit_bytes(environ, shutil.disk_usage(self._storage).total)
         self._contents.free_space(needed_bytes, max_bytes)
 
-    def add_upload(self, upload: str, inner: str, expected: str, came_from: str) -> Content:
+    def add_upload(self, upload: str, inner: str, expected: str, key: str) -> Content:
         """Move data from an upload into the cache: the entry `inner`, or all of it if that is ""."""
         storage = PoolStorage(self._storage)
         folder = f"{UPLOADS}/{upload}"
-        return self._contents.add(storage.find(f"{folder}/{inner}" if inner else folder), expected, came_from)
+        return self._contents.add(storage.find(f"{folder}/{inner}" if inner else folder), expected, key)
 
     @contextmanager
     def lock_data(self, mounts: tuple[Mount, ...]) -> Iterator[dict[str, tuple[Path, Path]]]:

@@ -4,6 +4,8 @@ from cluster.errors import Conflict, PolyfleetError, UserError
 
 
 class OutOfDeviceMemory(UserError):
+    """The device has less free memory than the task needs."""
+
     def __init__(self, device: str, needed_bytes: int, free_bytes: int):
         super().__init__(
             f"{device} has {free_bytes / 2**30:.1f} GiB free, the task needs {needed_bytes / 2**30:.1f}",
@@ -25,9 +27,9 @@ class ControllerSuperseded(Conflict):
 
 
 class EpochPast(Conflict):
-    """An attempt that was superseded or stopped.
+    """A call for an attempt that was superseded or stopped.
 
-    `newest`: the job's highest epoch, as far as the node knows.
+    `newest`: the job's highest epoch that the node has received.
     """
 
     def __init__(self, message: str, newest: int):
@@ -73,7 +75,7 @@ class BackendUnavailable(UserError):
 
 
 def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[str, ...]]":
-    """Return the usable back ends of this process: the enabled, and those that the configuration disables."""
+    """Return the back ends that can compute in this process: (enabled, disabled by the configuration)."""
     from workers import backends
 
     available = backends.available()
@@ -93,7 +95,7 @@ class KernelsUnavailable(UserError):
 
 
 class KernelsFailed(PolyfleetError):
-    """A driver or compiler refused a kernel, or lost its device. The next call initialises it again."""
+    """A driver or compiler refused a kernel, or lost its device. The next call initialises the kernels again."""
 
     def __init__(self, kernels: str, reason: str, remedy: str):
         super().__init__(f"kernels {kernels!r} failed: {reason}", remedy)
@@ -124,7 +126,7 @@ class AttemptReplaced(CheckpointError):
 
 
 class NonFiniteValue(UserError):
-    """A value of a step that is NaN or infinite: training on, and its checkpoints, would be useless."""
+    """A value of a step that is NaN or infinite: further training and its checkpoints would be useless."""
 
     def __init__(self, what: str, step: int):
         super().__init__(
@@ -139,7 +141,7 @@ class NotEnoughMemory(UserError):
 
     def __init__(self, needed_bytes: int, reasons: "tuple[str, ...]"):
         super().__init__(
-            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them free: {_join_reasons(reasons)}",
+            f"{needed_bytes / 2**30:.2f} GiB are needed, but no device has that much free: {_join_reasons(reasons)}",
             "lower the batch size or the precision, or name more back ends",
         )
         self.args = (needed_bytes, reasons)

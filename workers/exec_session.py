@@ -1,6 +1,6 @@
 """The agent's side of a command beside the ranks of an attempt: its pipes or its terminal.
 
-A connection goes to the attempt's supervisor, which runs the command (workers/attempt/exec_commands.py).
+A connection leads to the attempt's supervisor, which runs the command (workers/attempt/exec_commands.py).
 """
 
 import fcntl
@@ -33,7 +33,7 @@ STREAMS = ("stdout", "stderr")
 
 
 @dataclass(eq=False)
-class Session:
+class ExecSession:
     """A running command.
 
     `line`: connection to the supervisor; `outputs`: streams to read from, by descriptor; `input`: descriptor for input,
@@ -65,11 +65,11 @@ def connect(folder: AttemptFolder) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.settimeout(START_TIMEOUT_S)
     try:
-        inside = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        record_folder = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            line.connect(f"/proc/self/fd/{inside}/{SOCKET_NAME}")
+            line.connect(f"/proc/self/fd/{record_folder}/{SOCKET_NAME}")
         finally:
-            os.close(inside)
+            os.close(record_folder)
     except OSError as e:
         line.close()
         raise Conflict(
@@ -79,7 +79,7 @@ def connect(folder: AttemptFolder) -> socket.socket:
     return line
 
 
-def open_session(line: socket.socket, request: Data, size: tuple[int, int]) -> Session:
+def open_session(line: socket.socket, request: Data, size: tuple[int, int]) -> ExecSession:
     """Request a command and return its session. Raises Conflict, FleetError."""
     with _open_streams(request["terminal"], request["input"], size) as (theirs, session):
         fields = {name: request[name] for name in ("rank", "command", "environment", "terminal")}
@@ -94,14 +94,14 @@ def open_session(line: socket.socket, request: Data, size: tuple[int, int]) -> S
         if "error" in reply:
             raise Conflict(reply["error"], "see `polyfleet show` for ranks and nodes")
         line.setblocking(False)
-        return Session(line, *session)
+        return ExecSession(line, *session)
 
 
 @contextmanager
 def _open_streams(
     terminal: bool, takes_input: bool, size: tuple[int, int]
 ) -> "Iterator[tuple[tuple[int, int, int], tuple[dict[int, str], int, bool]]]":
-    """Create pipes or a terminal. Yields (stdin, stdout and stderr of the command; arguments of Session).
+    """Create pipes or a terminal. Yields (stdin, stdout and stderr of the command; arguments of the session).
 
     The command's ends are closed at the end of the block; after an error all are.
     """
@@ -136,10 +136,10 @@ def set_size(terminal: int, rows: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
-def read(session: Session, timeout_s: float) -> Data:
+def read(session: ExecSession, timeout_s: float) -> Data:
     pieces: list[list[Any]] = []
-    until = time.monotonic() + timeout_s
-    while not pieces and not _is_over(session) and (left_s := until - time.monotonic()) > 0:
+    deadline_s = time.monotonic() + timeout_s
+    while not pieces and not _is_over(session) and (left_s := deadline_s - time.monotonic()) > 0:
         for descriptor in _ready(session, min(left_s, DRAIN_S if session.ended_s else left_s)):
             if descriptor == session.connection.fileno():
                 _receive_exit_code(session)
@@ -150,14 +150,14 @@ def read(session: Session, timeout_s: float) -> Data:
     return {"pieces": pieces, "ended": ended, "code": session.code, "reason": session.reason}
 
 
-def _is_over(session: Session) -> bool:
+def _is_over(session: ExecSession) -> bool:
     """Return whether the command has ended and its output was read, or DRAIN_S passed since it ended."""
     if session.is_closed:
         return True
     return bool(session.ended_s) and (not session.outputs or time.monotonic() - session.ended_s > DRAIN_S)
 
 
-def _ready(session: Session, timeout_s: float) -> list[int]:
+def _ready(session: ExecSession, timeout_s: float) -> list[int]:
     poll = select.poll()
     descriptors = [*session.outputs, *([] if session.ended_s or session.is_closed else [session.connection.fileno()])]
     for descriptor in descriptors:
@@ -165,7 +165,7 @@ def _ready(session: Session, timeout_s: float) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll(max(timeout_s, 0.0) * 1000)]
 
 
-def _read_stream(session: Session, descriptor: int) -> bytes:
+def _read_stream(session: ExecSession, descriptor: int) -> bytes:
     """Read what a stream has now; b"" at its end, where a terminal raises EIO."""
     data = bytearray()
     with suppress(BlockingIOError):
@@ -184,13 +184,13 @@ def _read_stream(session: Session, descriptor: int) -> bytes:
     return bytes(data)
 
 
-def _close_stream(session: Session, descriptor: int) -> None:
+def _close_stream(session: ExecSession, descriptor: int) -> None:
     del session.outputs[descriptor]
     if descriptor != session.input:
         os.close(descriptor)
 
 
-def _receive_exit_code(session: Session) -> None:
+def _receive_exit_code(session: ExecSession) -> None:
     """Read the exit code, or notice that the attempt has ended and closed the connection."""
     try:
         data = session.connection.recv(MAX_COMMAND_BYTES)
@@ -205,29 +205,29 @@ def _receive_exit_code(session: Session) -> None:
         session.reason = session.reason or "the attempt has ended, and with it the commands beside it"
 
 
-def write(session: Session, data: bytes, timeout_s: float) -> int:
+def write(session: ExecSession, data: bytes, timeout_s: float) -> int:
     """Write input and return the bytes written within the time.
 
     Raises OSError if the command has closed its stdin.
     """
-    written, until = 0, time.monotonic() + timeout_s
+    written, deadline_s = 0, time.monotonic() + timeout_s
     while written < len(data) and session.input >= 0:
         poll = select.poll()
         poll.register(session.input, select.POLLOUT)
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
             break
         with suppress(BlockingIOError):
             written += os.write(session.input, data[written : written + select.PIPE_BUF])
     return written
 
 
-def close_input(session: Session) -> None:
+def close_input(session: ExecSession) -> None:
     descriptor, session.input = session.input, -1
     if descriptor >= 0 and descriptor not in session.outputs:
         os.close(descriptor)
 
 
-def disconnect(session: Session) -> None:
+def disconnect(session: ExecSession) -> None:
     """Close the connection, so that the supervisor ends the command.
 
     A `read` in another thread returns then, too.
@@ -236,7 +236,7 @@ def disconnect(session: Session) -> None:
         session.connection.shutdown(socket.SHUT_RDWR)
 
 
-def close(session: Session) -> None:
+def close(session: ExecSession) -> None:
     session.is_closed = True
     session.reason = session.reason or "its client has disconnected"
     disconnect(session)

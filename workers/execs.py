@@ -14,7 +14,7 @@ from cluster.errors import FleetError, NotFound
 from workers.attempt.folders import AttemptFolder
 from workers.exec_session import (
     Data,
-    Session,
+    ExecSession,
     close,
     close_input,
     connect,
@@ -42,7 +42,7 @@ class ExecSessions:
     """Running commands by id. Thread-safe."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ExecSession] = {}
         self._lock = threading.Lock()
         self._is_checking = False
 
@@ -69,15 +69,15 @@ class ExecSessions:
                 threading.Thread(target=self._close_idle, name="execs", daemon=True).start()
         return number
 
-    def read(self, number: str, last_seen: int, timeout_s: float) -> Data:
+    def read(self, number: str, cursor: int, timeout_s: float) -> Data:
         """Wait up to `timeout_s` for output: {"pieces": [[stream, bytes]], "next", "ended", "code", "reason"}.
 
-        `last_seen` is the `next` of the last reply that arrived, 0 at first: a lost reply is repeated. If `ended`
+        `cursor` is the `next` of the last reply that arrived, 0 at first: a lost reply is repeated. If `ended`
         without a code, the command was killed, and there is a reason.
         """
         session = self._session(number)
         with session.read_lock:
-            if session.last_reply is not None and last_seen < session.replies:
+            if session.last_reply is not None and cursor < session.replies:
                 return session.last_reply
             reply = read(session, timeout_s)
             if reply["pieces"] or reply["ended"]:
@@ -89,7 +89,7 @@ class ExecSessions:
     def write(self, number: str, offset: int, data: bytes, end: bool, timeout_s: float) -> Data:
         """Write input: {"taken": bytes of input written so far, "closed": whether stdin is closed}.
 
-        `offset` is the position of `data` in the whole input. Bytes that were written before are skipped, so that a
+        `offset` is the position of `data` in the command's input. Bytes that were written before are skipped, so that a
         request whose reply was lost can be repeated.
         """
         session = self._session(number)
@@ -117,7 +117,7 @@ class ExecSessions:
         if session is not None:
             close(session)
 
-    def _session(self, number: str) -> Session:
+    def _session(self, number: str) -> ExecSession:
         session = self._sessions.get(number)
         if session is None:
             raise NotFound("this command has ended, or the agent of its node was restarted", "run it again")
@@ -160,8 +160,8 @@ class NodeExecs:
         folder = self._attempts.running_folder(job, epoch, int(request["rank"]))
         return self._execs.start(folder, request, (int(size[0]), int(size[1])))
 
-    def exec_read(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._execs.read(number, last_seen, timeout_s)
+    def exec_read(self, number: str, cursor: int, timeout_s: float) -> dict[str, Any]:
+        return self._execs.read(number, cursor, timeout_s)
 
     def exec_write(self, number: str, offset: int, data: bytes, end: bool, timeout_s: float) -> dict[str, Any]:
         return self._execs.write(number, offset, data, end, timeout_s)

@@ -63,5 +63,5 @@ def findings() -> list[Finding]:
     if (entry := _descriptions.get(interpreter())) and time.monotonic() - entry[1] > REFRESH_S:
         _inspect()
     description = describe()
-    message = f"the pool's {description.path} {description.refusal}"
-    return [Finding("error", "interpreter", message, description.remedy)] if description.refusal else []
+    message = f"the pool's {description.path} {description.unusable_reason}"
+    return [Finding("error", "interpreter", message, description.remedy)] if description.unusable_reason else []

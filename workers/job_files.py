@@ -1,9 +1,9 @@
 """Output folders of jobs in a pool's storage: what their ranks wrote into $POLYFLEET_OUTPUT_DIR.
 
     JOB/output-N/       files of attempt N; only the newest N is used
-    .uploads/ID/        files that arrive from a client or another node; used once they are renamed to their place
+    .uploads/ID/        files that arrive from a client or another node; used once they are renamed to their final path
 
-Attempt N + 1 starts with the files of attempt N: the same folder under a new name if N is known to have ended, else a
+Attempt N + 1 starts with the files of attempt N: the same folder under a new name if N has certainly ended, else a
 copy. A process of N that still runs, such as on a node that was frozen, then has no folder at its path any more, and a
 file that it has open is not a file of the job.
 """
@@ -95,16 +95,16 @@ class JobFiles:
                 f"{existing[0]!r} exists already and differs ({len(existing)} such files)", "add --force to replace it"
             )
         for old, new in pairs:
-            self._move(source, old, target, new, over=not running)
+            self._move(source, old, target, new, overwrite=not running)
         return [new for _, new in pairs]
 
-    def _move(self, source: FolderTree, old: str, target: FolderTree, new: str, *, over: bool) -> None:
+    def _move(self, source: FolderTree, old: str, target: FolderTree, new: str, *, overwrite: bool) -> None:
         if source.entry(old)["type"] == "folder":
-            target.make(new)
+            target.create_folder(new)
         elif target.exists(new) and _are_equal(source, old, target, new):
             source.remove(old)
         else:
-            source.move(old, target, new, over=over)
+            source.move(old, target, new, overwrite=overwrite)
 
     def tree(self, job: str, epoch: int) -> FolderTree:
         """Return the folder of an attempt. Raises NotFound if there is none."""
@@ -174,7 +174,7 @@ class JobFiles:
         tree = self._tree_of(upload)
         for entry in entries:
             if entry["type"] == "folder":
-                tree.make(entry["path"])
+                tree.create_folder(entry["path"])
             else:
                 with suppress(Conflict):
                     tree.link(entry["path"], entry["target"])
@@ -209,9 +209,9 @@ def _upload_path(name: str) -> str:
 
 def _are_equal(source: FolderTree, old: str, target: FolderTree, new: str) -> bool:
     """Return whether both are equal files or links, or both are folders."""
-    one, other = source.entry(old), target.entry(new)
-    if one["type"] != other["type"] or one["type"] == "folder":
-        return one["type"] == other["type"]
-    if one["type"] != "file":
-        return one["target"] == other["target"]
-    return one["bytes"] == other["bytes"] and source.hashes(old)[1] == target.hashes(new)[1]
+    old_entry, new_entry = source.entry(old), target.entry(new)
+    if old_entry["type"] != new_entry["type"] or old_entry["type"] == "folder":
+        return old_entry["type"] == new_entry["type"]
+    if old_entry["type"] != "file":
+        return old_entry["target"] == new_entry["target"]
+    return old_entry["bytes"] == new_entry["bytes"] and source.hashes(old)[1] == target.hashes(new)[1]

@@ -21,7 +21,7 @@ class InvalidMessage(ValueError):
 class Fields:
     """Reads fields of `data`, which may contain fields of `names` only.
 
-    Every method takes a field's name and raises InvalidMessage; for a missing field it returns `default`, if given.
+    Every method takes a field's name and raises InvalidMessage; for a missing field it returns `default`, if passed.
     """
 
     def __init__(self, data: Any, names: Collection[str]):
@@ -52,7 +52,7 @@ class Fields:
     def count(self, name: str, default: Any = _REQUIRED, *, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
         value = self._get(name, default)
         if not is_count(value, minimum, maximum):
-            raise InvalidMessage(f"has no `{name}` that is a whole number from {minimum} to {maximum}")
+            raise InvalidMessage(f"has no `{name}` that is an integer from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED, *, minimum: float = 0.0, maximum: float = math.inf) -> float:

@@ -25,7 +25,7 @@ FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
 OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "fenced", "lost")
 """`fenced`: the attempt was stopped because it was superseded; `cancelled`: because of its user or a failure."""
 STOPS = ("preempt", "cancel", "fence")
-"""Ways to stop an attempt: it saves first; it is killed; it is killed and ends as `fenced`."""
+"""Kinds of stop of an attempt: it saves first; it is killed; it is killed and ends as `fenced`."""
 PHASES = ("starting", "running", "ended")
 LAUNCHES = ("node", "ranks")
 """Launch modes of a command: one process per node, or one per allocated device with torchrun's variables."""
@@ -109,7 +109,11 @@ class Order:
     protocol: int = PROTOCOL
 
     def to_plain(self) -> dict[str, Any]:
-        lists = {"devices": list(self.devices), "command": list(self.command), "data": [list(one) for one in self.data]}
+        lists = {
+            "devices": list(self.devices),
+            "command": list(self.command),
+            "data": [list(mount) for mount in self.data],
+        }
         return _fields_of(self) | lists
 
     @classmethod
@@ -205,7 +209,7 @@ class Failure:
         f = Fields(data, cls.__slots__)
         code = f.optional("exit_code")
         if code is not None and not is_count(code, -1000, 1 << 32):
-            raise InvalidMessage("has an exit code that is not a whole number")
+            raise InvalidMessage("has an exit code that is not an integer")
         return cls(
             f.count("rank", 0),
             f.text("node", "", maximum=256),
@@ -308,7 +312,7 @@ def _part(f: Fields) -> Part:
 
 def _devices(numbers: tuple[Any, ...]) -> tuple[int, ...]:
     if not all(is_count(number) for number in numbers):
-        raise InvalidMessage("has devices that are not whole numbers")
+        raise InvalidMessage("has devices that are not integers")
     return numbers
 
 
@@ -324,14 +328,14 @@ def _mounts(values: tuple[Any, ...]) -> tuple[Mount, ...]:
 def _command(command: Any) -> tuple[str, ...]:
     if isinstance(command, str) and command:
         command = ["/bin/sh", "-c", command]
-    if not isinstance(command or [], list | tuple) or not all(is_text(word) for word in command or ()):
+    if not isinstance(command or [], list | tuple) or not all(is_text(argument) for argument in command or ()):
         raise InvalidMessage("has a `command` that is neither text nor a list of texts")
     return tuple(command or ())
 
 
 def _exit_codes(codes: dict[str, Any]) -> dict[int, int]:
     if not all(rank.isascii() and rank.isdecimal() and len(rank) < 16 and type(c) is int for rank, c in codes.items()):
-        raise InvalidMessage("has exit codes that are not whole numbers by rank")
+        raise InvalidMessage("has exit codes that are not integers by rank")
     return {int(rank): code for rank, code in codes.items()}
 
 

@@ -18,7 +18,7 @@ HASHES_AT_ONCE = 32
 
 
 class NodeFiles:
-    """The RPC methods. Arguments and results are plain data."""
+    """RPC methods for files. Arguments and results are plain data."""
 
     def __init__(self, identity: NodeIdentity):
         self._identity = identity
@@ -80,8 +80,8 @@ class NodeFiles:
     def start_tool(self, verb: str, arguments: dict[str, Any]) -> str:
         return self._tools.start(verb, arguments)
 
-    def poll_tool(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._tools.poll(number, last_seen, timeout_s)
+    def poll_tool(self, number: str, cursor: int, timeout_s: float) -> dict[str, Any]:
+        return self._tools.poll(number, cursor, timeout_s)
 
     def stop_tool(self, number: str) -> None:
         self._tools.stop(number)
@@ -101,13 +101,15 @@ class NodeFiles:
         return self._checkpoints_of(pool).verify(path)
 
     def hold_checkpoint(self, path: str, pool: str = "") -> None:
-        """Keep a checkpoint while it is copied: see workers/checkpoint/disk/pins.py."""
+        """Protect a checkpoint from deletion while it is copied: see workers/checkpoint/disk/pins.py."""
         from workers.checkpoint.disk.pins import hold
 
         try:
             hold(self._readable(pool).resolve(path))
         except OSError as e:
-            raise FleetError(f"checkpoint {path!r} cannot be held while it is copied: {e.strerror}") from None
+            raise FleetError(
+                f"checkpoint {path!r} cannot be protected from deletion during its copy: {e.strerror}"
+            ) from None
 
     def damaged_checkpoints(self) -> list[dict[str, str]]:
         return self._checkpoints.damaged()
@@ -126,8 +128,8 @@ class NodeFiles:
 
     def list_files(self, folder: str, path: str, after: str, pool: str = "") -> dict[str, Any]:
         """List a folder: {"entries", "after": where to continue, or ""}. See cluster/folder_access.py."""
-        entries, more = self._tree(folder, pool).entries(path, after, MAX_LISTED_FILES)
-        return {"entries": entries, "after": more}
+        entries, next_after = self._tree(folder, pool).entries(path, after, MAX_LISTED_FILES)
+        return {"entries": entries, "after": next_after}
 
     def file_piece(self, folder: str, path: str, offset: int, pool: str = "") -> dict[str, Any]:
         piece = self._tree(folder, pool).read(path, offset, PIECE_BYTES)
@@ -209,8 +211,8 @@ class NodeFiles:
     def make_data_room(self, needed_bytes: int) -> None:
         self._data.free_space(int(needed_bytes))
 
-    def keep_data(self, upload: str, inner: str, expected: str, came_from: str) -> dict[str, Any]:
+    def keep_data(self, upload: str, inner: str, expected: str, key: str) -> dict[str, Any]:
         """Move data of an upload into the cache, if its hash is `expected` or that is "": {"sha256", "bytes"}."""
-        content = self._data.add_upload(upload, inner, expected, came_from)
+        content = self._data.add_upload(upload, inner, expected, key)
         self._job_files.discard(upload)
         return {"sha256": content.sha256, "bytes": content.bytes}

@@ -17,18 +17,18 @@ class OptimizationLevel(StrEnum):
     O3 = "O3"
 
     @classmethod
-    def from_string(cls, word: "str | OptimizationLevel") -> "OptimizationLevel":
+    def from_string(cls, name: "str | OptimizationLevel") -> "OptimizationLevel":
         """Parse `O2`, `o2`, `balanced` or a level. Raises UserError that names the nearest one."""
-        if isinstance(word, cls):
-            return word
-        if not isinstance(word, str):
-            raise UserError(f"{word!r} is not an optimisation level", f"use one of {', '.join(LEVELS)}")
-        text = word.strip().lower()
+        if isinstance(name, cls):
+            return name
+        if not isinstance(name, str):
+            raise UserError(f"{name!r} is not an optimisation level", f"use one of {', '.join(LEVELS)}")
+        text = name.strip().lower()
         for level in cls:
             if text in (level.value.lower(), ALIASES[level]):
                 return level
         raise UserError(
-            f"unknown optimisation level {word!r}",
+            f"unknown optimisation level {name!r}",
             nearest(text if text.isalpha() else text.upper(), LEVELS + tuple(ALIASES.values())),
         )
 

@@ -36,7 +36,7 @@ class PoolCheckpoints:
             return [self._relative(row) for row in _read("list", {"root": str(root)}, checkpoints_below(root))]
 
     def resolve(self, path: str) -> "dict[str, Any]":
-        """Resolve `path`: a checkpoint, or a folder whose newest checkpoint without known damage counts.
+        """Resolve `path`: a checkpoint, or a folder, for its newest checkpoint without a damage mark.
 
         Returns {"path": "" if there is none, "passed_over": [{"path", "reason"}]}. Reads manifests and sizes but no
         tensors: loading verifies these. Raises DamagedCheckpoint if all checkpoints are damaged.
@@ -59,8 +59,8 @@ class PoolCheckpoints:
         from workers.checkpoint.disk.damage_marks import damaged_checkpoints
 
         root = self._storage.root
-        return [{"path": str(folder.relative_to(root)), "reason": with_pool_paths(why, self._roots)}
-                for folder, why in damaged_checkpoints(root)]  # fmt: skip
+        return [{"path": str(folder.relative_to(root)), "reason": with_pool_paths(reason, self._roots)}
+                for folder, reason in damaged_checkpoints(root)]  # fmt: skip
 
     def describe(self, path: str) -> "dict[str, Any]":
         folder = self._storage.resolve(path)
@@ -76,11 +76,13 @@ class PoolCheckpoints:
 
         folder = self._storage.resolve(path)
         with errors_with_pool_paths(self._roots):
-            report = _read("check", {"path": str(folder)}, [folder])
-            record_verification(folder, report["problems"])
-            if not report["ok"]:
-                raise CheckpointError(report["problems"][0], "resume from an older checkpoint, or copy this one again")
-        return self._relative(report)
+            verification = _read("check", {"path": str(folder)}, [folder])
+            record_verification(folder, verification["problems"])
+            if not verification["ok"]:
+                raise CheckpointError(
+                    verification["problems"][0], "resume from an older checkpoint, or copy this one again"
+                )
+        return self._relative(verification)
 
     def plan(self, path: str, kind: str, count: int) -> "dict[str, Any]":
         """Plan a move to devices of that kind: what would be converted, and what cannot move. Raises NotFound."""

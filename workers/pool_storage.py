@@ -29,10 +29,10 @@ class PoolStorage:
 
     def read(self, path: str, offset: int, limit_bytes: int) -> bytes:
         """Read at most `limit_bytes`, and at most 8 MiB; b"" at the end."""
-        *above, name = _split(path)
+        *parents, name = _split(path)
         if not 0 <= offset <= MAX_INTEGER or limit_bytes < 0:
             raise UserError(f"cannot read {limit_bytes} bytes of {path!r} from byte {offset} on")
-        with self._open(above) as folder, _convert_errors(path):
+        with self._open(parents) as folder, _convert_errors(path):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as f:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -50,22 +50,22 @@ class PoolStorage:
 
     def find(self, path: str) -> Path:
         """Return the absolute path of a file or folder. Raises NotFound; UserError if a part is a link."""
-        *above, name = _split(path)
-        with self._open(above) as folder, _convert_errors(path):
+        *parents, name = _split(path)
+        with self._open(parents) as folder, _convert_errors(path):
             if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise UserError(f"{path!r} is a link", "links are not followed")
-        return self.root.joinpath(*above, name)
+        return self.root.joinpath(*parents, name)
 
     def make_folder(self, folder: str) -> Path:
         """Create a folder and those above it if need be; return its absolute path."""
         parts = _split(folder)
-        with self._open(parts, make=True):
+        with self._open(parts, create=True):
             return self.root.joinpath(*parts)
 
     def create_file(self, path: str) -> Path:
         """Return the absolute path of a new entry for a tool to create; creates the folder that it is in."""
-        *above, name = _split(path)
-        return (self.make_folder("/".join(above)) if above else self.root) / name
+        *parents, name = _split(path)
+        return (self.make_folder("/".join(parents)) if parents else self.root) / name
 
     def exists(self, folder: str) -> bool:
         try:
@@ -75,7 +75,7 @@ class PoolStorage:
             return False
 
     @contextmanager
-    def _open(self, parts: list[str], make: bool = False) -> Iterator[int]:
+    def _open(self, parts: list[str], create: bool = False) -> Iterator[int]:
         """Open a folder; yields its descriptor."""
         try:
             descriptor = os.open(self.root, FOLDER)
@@ -85,7 +85,7 @@ class PoolStorage:
                 "make sure that it is a folder and not a link",
             ) from None
         with _convert_errors("/".join(parts)):
-            descriptor = descend(descriptor, parts, make=make)
+            descriptor = descend(descriptor, parts, create=create)
         try:
             yield descriptor
         finally:

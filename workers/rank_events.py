@@ -54,7 +54,7 @@ class RankEvent:
         try:
             fields = parse_json(line, "the event")
         except UnreadableFile as e:
-            raise InvalidMessage(e.why) from None
+            raise InvalidMessage(e.reason) from None
         if not isinstance(fields, dict):
             raise InvalidMessage("is not a JSON object")
         data = {name: value for name, value in fields.items() if name not in REQUIRED_FIELDS}
@@ -70,11 +70,11 @@ class RankEvent:
         if not 0.0 <= t <= MAX_TIME_S:
             raise InvalidMessage(f"has the time {t:.6g}, which is not a date")
         if not is_count(rank):
-            raise InvalidMessage("has no `rank` that is a whole number")
+            raise InvalidMessage("has no `rank` that is an integer")
         if kind not in KINDS:
             raise InvalidMessage(f"has a `type` that is none of {', '.join(KINDS)}")
-        if why := {"report": _report_error, "checkpoint": _checkpoint_error}.get(kind, _accept)(data):
-            raise InvalidMessage(why)
+        if error := {"report": _report_error, "checkpoint": _checkpoint_error}.get(kind, _accept)(data):
+            raise InvalidMessage(error)
         return cls(kind, rank, min(max(t, since_s), until_s), at, data)
 
 
@@ -85,7 +85,7 @@ def _accept(_: dict[str, Any]) -> str:
 
 def _report_error(data: dict[str, Any]) -> str:
     if not is_count(data.get("step")):
-        return f"has no `step` that is a whole number from 0 to {MAX_STEP}"
+        return f"has no `step` that is an integer from 0 to {MAX_STEP}"
     invalid = [name for name, value in data.items() if not (is_text(name) and _is_scalar(value))]
     return f"has a value of {invalid[0][:40]!r} that is not a single number, text or null" if invalid else ""
 
@@ -93,7 +93,7 @@ def _report_error(data: dict[str, Any]) -> str:
 def _checkpoint_error(data: dict[str, Any]) -> str:
     path = data.get("path")
     if not is_count(data.get("step")):
-        return f"has no `step` that is a whole number from 0 to {MAX_STEP}"
+        return f"has no `step` that is an integer from 0 to {MAX_STEP}"
     if not is_text(path) or not 0 < len(path) <= MAX_PATH_LENGTH or "\0" in path:
         return "has no `path` of a checkpoint"
     numbers = [data[name] for name in ("bytes", "seconds", "blocked_s") if name in data]

@@ -1,8 +1,8 @@
 """Watch for termination notices: files which announce that this node will stop.
 
 A notice is in the node's folder, or at the path in POLYFLEET_NOTICE_FILE. The node's own main process writes one when
-it is asked to end (cluster/termination_notice.py), and so may any program that knows that the machine will be taken
-away: a cloud's agent, a batch system's epilogue. It contains JSON, {"reason": text, "grace_s": seconds}, with both
+it receives a signal to end (cluster/termination_notice.py), and so may any program that expects the machine to
+disappear: a cloud's agent, a batch system's epilogue. It contains JSON, {"reason": text, "grace_s": seconds}, with both
 optional, or nothing. Removing the file withdraws the notice.
 """
 
@@ -24,7 +24,7 @@ VARIABLE = "POLYFLEET_NOTICE_FILE"
 NODE_DIR = "POLYFLEET_NODE_DIR"
 POLL_EVERY_S = 0.25
 CONTROLLER_TIME_S = 2.0
-"""Time for the controller to ask attempts to save, at most a quarter of the grace time. After it the agent does so."""
+"""Time for the controller to make attempts save, at most a quarter of the grace time. Then the agent does so."""
 MAX_GRACE_S = 7 * 86_400.0
 MAX_NOTICE_BYTES = 4096
 MAX_REASON_LENGTH = 200
@@ -43,7 +43,7 @@ def notice_paths(node_dir: Path, environ: Mapping[str, str] = os.environ) -> tup
 
 
 class NoticeWatcher:
-    """Watches the notices of one node; asks attempts to save if the controller does not do so in time.
+    """Watches the notices of one node; requests attempts to save if the controller does not do so in time.
 
     `on_change` is called when a notice appears, changes or is withdrawn.
     """

@@ -19,16 +19,16 @@ def silence() -> Iterator[None]:
         yield
         return
     loggers = [logging.getLogger("torch"), *map(logging.getLogger, _names())]
-    before = [(logger, logger.level) for logger in loggers]
+    old_levels = [(logger, logger.level) for logger in loggers]
     try:
-        for logger, level in before:
+        for logger, level in old_levels:
             if level != logging.NOTSET or logger.name == "torch":
                 logger.setLevel(ABOVE_CRITICAL)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.")
             yield
     finally:
-        for logger, level in before:
+        for logger, level in old_levels:
             logger.setLevel(level)
 
 

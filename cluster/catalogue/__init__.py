@@ -15,7 +15,7 @@ from cluster.catalogue.kind_names import (
     matches_pattern,
     model_name,
     ray_resource,
-    require_known_kind,
+    resolve_kind,
     resolve_name,
     vendor,
 )
@@ -78,7 +78,7 @@ __all__ = [
     "offers",
     "preserved_dtypes",
     "ray_resource",
-    "require_known_kind",
+    "resolve_kind",
     "resolve_name",
     "same_family",
     "sources",

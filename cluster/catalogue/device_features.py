@@ -11,7 +11,7 @@ from cluster.catalogue.lookup import architecture, architecture_of
 from cluster.catalogue.tables import architectures, vendors
 
 FEATURES = ("custom_kernels", "flash_attention", "fp8_flavour", "xla", "dynamic_shapes", "collectives", "compile")
-ABSENT_WORDS = frozenset({"no", "none"})
+ABSENT_VALUES = frozenset({"no", "none"})
 """First words of a value that mean that the feature does not exist."""
 
 Value = bool | str | None
@@ -43,7 +43,7 @@ def offers(kind: str, requested: str) -> bool | None:
     value = features(kind)[name]
     if value is None or isinstance(value, bool):
         return value
-    return variant.lower() in _words(value) if variant else not ABSENT_WORDS & set(_words(value)[:1])
+    return variant.lower() in _variants_in(value) if variant else not ABSENT_VALUES & set(_variants_in(value)[:1])
 
 
 @cache
@@ -56,13 +56,13 @@ def feature_choices() -> tuple[str, ...]:
             ("collectives", row.collectives),
             ("compile", row.compiler),
         ):
-            variants[name] |= set(_words(value))
+            variants[name] |= set(_variants_in(value))
     variants["fp8_flavour"] = {row.fp8_flavour for row in architectures().values()} - {""}
-    combined = [f"{name}={variant}" for name in FEATURES for variant in sorted(variants[name] - ABSENT_WORDS)]
+    combined = [f"{name}={variant}" for name in FEATURES for variant in sorted(variants[name] - ABSENT_VALUES)]
     return (*FEATURES, *combined)
 
 
-def _words(value: str) -> list[str]:
+def _variants_in(value: str) -> list[str]:
     """Return the words of a value: inductor and triton for `inductor (Triton)`.
 
     Several words in brackets, and text behind a colon, are explanations and are left out.

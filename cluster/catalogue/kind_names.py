@@ -105,7 +105,7 @@ def resolve_name(name: str, backend: str = "") -> tuple[str, ...]:
     """Return the kinds, or patterns of kinds, that a model's name means; () if it is unknown.
 
     `a100` means all its sizes, `A100-80GB` one. Names that vendors' tools print are accepted too, such as
-    `NVIDIA A100-SXM4-40GB`. A suffix of a known model (`H100-80GB-MIG-1g.10gb`, or a size that is not listed) is kept
+    `NVIDIA A100-SXM4-40GB`. A suffix of a listed model (`H100-80GB-MIG-1g.10gb`, or a size that is not listed) stays
     as written. Without `backend`, only names that belong to one back end alone are resolved.
     """
     canonical_backend = backend and backend_name(backend)
@@ -114,10 +114,10 @@ def resolve_name(name: str, backend: str = "") -> tuple[str, ...]:
     if patterns := _patterns_of(canonical_backend, name):
         return patterns
     pieces = name.split("-")
-    for cut in range(len(pieces) - 1, 0, -1):
-        suffix = "-".join(pieces[cut:])
+    for split_at in range(len(pieces) - 1, 0, -1):
+        suffix = "-".join(pieces[split_at:])
         base_patterns = (
-            _patterns_of(canonical_backend, "-".join(pieces[:cut]))
+            _patterns_of(canonical_backend, "-".join(pieces[:split_at]))
             if KIND_SUFFIX.fullmatch(f"-{suffix}".lower())
             else ()
         )
@@ -173,8 +173,12 @@ def _families(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
     for row in rows:
         families.setdefault(row.family, []).append(row)
     for family, members in families.items():
-        others = [row.kind for row in members if not matches_pattern(family, row.kind)]
-        yield members[0].backend, members[0].model, (*([family] if len(others) < len(members) else []), *others)
+        other_kinds = [row.kind for row in members if not matches_pattern(family, row.kind)]
+        yield (
+            members[0].backend,
+            members[0].model,
+            (*([family] if len(other_kinds) < len(members) else []), *other_kinds),
+        )
 
 
 def _kinds(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
@@ -184,11 +188,11 @@ def _kinds(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
 
 def _other_spellings(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
     """Yield other spellings. One that several sizes of a model share means all of them."""
-    rows_by_word: dict[tuple[str, str], list[DeviceModel]] = {}
+    rows_by_spelling: dict[tuple[str, str], list[DeviceModel]] = {}
     for row in rows:
         for spelling in dict.fromkeys(map(normalize_name, (*row.spellings, *row.tool_names))):
-            rows_by_word.setdefault((row.backend, spelling), []).append(row)
-    for (backend, spelling), members in rows_by_word.items():
+            rows_by_spelling.setdefault((row.backend, spelling), []).append(row)
+    for (backend, spelling), members in rows_by_spelling.items():
         yield backend, spelling, tuple(row.kind for row in members)
 
 
@@ -197,7 +201,7 @@ def kind_spellings() -> list[str]:
     return list(dict.fromkeys(row.model for row in models().values() if row.tier != CPU_TIER))
 
 
-def require_known_kind(name: str) -> str:
+def resolve_kind(name: str) -> str:
     """Return the catalogue's spelling of a back end, model or kind, e.g. `cuda:a100-80gb` or `tpu`.
 
     Raises UserError for an unknown model, naming the nearest, and for one on which no back end computes.

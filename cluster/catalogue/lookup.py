@@ -69,7 +69,7 @@ def lossy_dtypes(torch_device: str, backend: str = "") -> dict[str, str]:
 
 
 def preserved_dtypes(torch_device: str, backend: str) -> dict[str, str]:
-    """Return the dtypes with a note that devices can store, with the note."""
+    """Return the dtypes that devices can store, but for which the catalogue has a note, with that note."""
     return _notes("note", torch_device, backend)
 
 
@@ -159,8 +159,8 @@ def _by_name() -> dict[tuple[str, str], tuple[DeviceModel, ...]]:
 
 def _grouped(pairs: Iterable[tuple[DeviceModel, str]]) -> dict[tuple[str, str], tuple[DeviceModel, ...]]:
     result: dict[tuple[str, str], dict[str, DeviceModel]] = {}
-    for row, word in pairs:
-        result.setdefault((row.backend, word), {})[row.kind] = row
+    for row, spelling in pairs:
+        result.setdefault((row.backend, spelling), {})[row.kind] = row
     return {key: tuple(rows.values()) for key, rows in result.items()}
 
 

@@ -1,4 +1,4 @@
-"""Installed distributions that add a vendor, found by their entry points on first use.
+"""Installed distributions that add a vendor, discovered by their entry points on first use.
 
 `polyfleet.vendors` names a module or package whose folder has vendors.csv and, optionally, models.csv,
 architectures.csv, dtypes.csv and sources.csv. `polyfleet.discovery` names a module with `present` and `find`, and

@@ -318,7 +318,7 @@ def dtype_notes() -> tuple[DtypeNote, ...]:
 
 @cache
 def kubernetes_labels() -> Mapping[tuple[str, int | None], KubernetesLabel]:
-    """Return the labels by kind and count; a count of None stands for any count."""
+    """Return the labels by kind and count; a count of None means any count."""
     rows = (row for _, _, row in _all_rows("kubernetes.csv", KubernetesLabel))
     return MappingProxyType({(row.kind, row.count): row for row in rows})
 

@@ -1,4 +1,4 @@
-"""Make the environments of a host's pools, on that host.
+"""Create the environments of a host's pools, on that host.
 
 Run as `python -m cluster.hosts.environment_setup < request`. Uses the standard library only, because nothing is
 installed there yet. The request is {"pools": {pool: {"recipe": a recipe} or {"interpreter": path}, with "storage": its

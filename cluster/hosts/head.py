@@ -71,7 +71,7 @@ def rejoin(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
     with embedded.fleet_lock(embedded.REPAIR_MARK):
         current = fleet_record.read()
         if current is None or current.state != "up":
-            raise FleetError("the fleet was taken down before the host joined again", "run `polyfleet up` again")
+            raise FleetError("`polyfleet down` stopped the fleet before the host rejoined", "run `polyfleet up` again")
         record = start(current, host, progress) if host.name == current.head_host else current
     errors = []
     for joining in record.hosts if record.cluster != current.cluster else (host,):
@@ -86,8 +86,8 @@ def rejoin(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
 
 def _with_host(record: FleetRecord, host: HostRecord) -> FleetRecord:
     """Record the host before anything starts there, so that `down` stops it in any case."""
-    others = tuple(other for other in record.hosts if other.name != host.name)
-    record = replace(record, hosts=(host, *others))
+    other_hosts = tuple(other for other in record.hosts if other.name != host.name)
+    record = replace(record, hosts=(host, *other_hosts))
     fleet_record.write(record)
     return record
 

@@ -1,7 +1,7 @@
 """Print facts of the machine it runs on: `ssh HOST python3.11 -I - < host_facts.py`.
 
-The machine may have none of our code yet. The line before the code is `ASKED = {...}`: {"address", "port", "identity",
-"code", "interpreters"}. The output is one line of JSON. Standard library only.
+The machine may have none of our code yet. The sender writes a line before this code, `REQUEST = {...}`, with the keys
+"address", "port", "identity", "code" and "interpreters". The output is one line of JSON. Standard library only.
 """
 
 import json
@@ -14,7 +14,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-ASKED = globals().get("ASKED", {})
+REQUEST = globals().get("REQUEST", {})
 
 
 def free_bytes(path: Path) -> int:
@@ -61,7 +61,7 @@ def main() -> dict[str, object]:
     user_home = Path.home()
     base = Path(os.environ.get("XDG_CACHE_HOME") or user_home / ".cache")
     cache = Path(os.environ.get("POLYFLEET_CACHE") or base / "polyfleet")
-    home = user_home / ".polyfleet" / "hosts" / ASKED["identity"]
+    home = user_home / ".polyfleet" / "hosts" / REQUEST["identity"]
     environments = sorted(p.parent.name for p in (cache / "environments").glob("*/.complete")) if cache.is_dir() else []
     return {
         "system": platform.system(),
@@ -82,12 +82,12 @@ def main() -> dict[str, object]:
         "cache_free_bytes": free_bytes(cache),
         "home_writable": is_writable(home),
         "environments": environments,
-        "has_code": (cache / "code" / ASKED["code"]).is_dir(),
-        "has_address": can_bind(ASKED["address"]),
-        "has_port": can_bind(ASKED["address"], ASKED["port"]),
+        "has_code": (cache / "code" / REQUEST["code"]).is_dir(),
+        "has_address": can_bind(REQUEST["address"]),
+        "has_port": can_bind(REQUEST["address"], REQUEST["port"]),
         "record": text(home / "fleet.json"),
         "drivers": drivers(),
-        "absent": [path for path in ASKED["interpreters"] if not os.access(path, os.X_OK)],
+        "absent": [path for path in REQUEST["interpreters"] if not os.access(path, os.X_OK)],
     }
 
 

@@ -1,8 +1,8 @@
 """Rejoin hosts whose nodes are away, over SSH and with growing pauses, while the fleet is up.
 
-A host that was cut off, or whose nodes ended, does not need this: its own keeper restarts the nodes. A host that was
-switched off and on again has no keeper, and a keeper does not learn of a head that was replaced. The head's host counts
-as away if nothing listens at the head's address.
+A host that was cut off, or whose nodes ended, does not need this: its own keeper process restarts the nodes. A host
+that was switched off and on again has no keeper, and a keeper does not notice that the head was replaced. The head's
+host counts as away if nothing listens at the head's address.
 """
 
 import time
@@ -43,7 +43,7 @@ class HostRejoin:
         self._away: dict[str, _Away] = {}
 
     def check(self, ready: Collection[str]) -> RepairResult:
-        """Rejoin hosts that are due. `ready` names the nodes that answer.
+        """Rejoin hosts that are due. `ready` names the nodes that respond.
 
         Errors are in the result, not raised.
         """

@@ -1,4 +1,4 @@
-"""Steps on one host over SSH: inspect it, send our code, make environments, join and leave.
+"""Steps on one host over SSH: inspect it, send our code, create environments, join and leave.
 
 The commands are short and mean the same in any login shell. They run our own code, with requests and replies in JSON.
 """
@@ -47,7 +47,7 @@ def inspect_host(remote: Remote, request: Data) -> plan.HostFacts:
 
     Raises HostUnreachable and HostRefused, the latter also if it has no usable Python.
     """
-    code = f"ASKED = {request!r}\n".encode() + (FOLDER / "host_facts.py").read_bytes()
+    code = f"REQUEST = {request!r}\n".encode() + (FOLDER / "host_facts.py").read_bytes()
     requested_s = time.time()
     completed = remote.run(["sh", "-c", FIND_PYTHON], code, timeout_s=LOOK_S)
     answered_s = time.time()
@@ -62,7 +62,7 @@ def inspect_host(remote: Remote, request: Data) -> plan.HostFacts:
     try:
         return plan.parse_facts(json.loads(lines[-1]), requested_s, answered_s)
     except (ValueError, IndexError, TypeError, KeyError):
-        raise _unexpected_answer(remote, completed.stderr or completed.output.decode(errors="replace")) from None
+        raise _unexpected_reply(remote, completed.stderr or completed.output.decode(errors="replace")) from None
 
 
 def send_code(remote: Remote, facts: plan.HostFacts, code: Path) -> str:
@@ -92,7 +92,7 @@ def _packed(folder: Path) -> bytes:
 def prepare(
     remote: Remote, facts: plan.HostFacts, code: str, pools: Mapping[str, tuple[Any, str]], progress: Progress
 ) -> Data:
-    """Make the environments of `pools` on the host.
+    """Create the environments of `pools` on the host.
 
     `pools` has, by pool, a recipe or the path of an interpreter, and the folder of the storage. Returns the reply of
     `cluster.hosts.environment_setup`: each pool's interpreter and storage identity, and a Python for nodes.
@@ -152,13 +152,13 @@ def call(remote: Remote, command: Sequence[str], request: Data, timeout_s: float
         kind: type[PolyfleetError] = UserError if error["user"] else FleetError
         raise kind(f"host {remote.host}: {error['message']}", error["remedy"])
     if "done" not in reply:
-        raise _unexpected_answer(remote, completed.stderr)
+        raise _unexpected_reply(remote, completed.stderr)
     return reply["done"]
 
 
-def _unexpected_answer(remote: Remote, output: str) -> FleetError:
+def _unexpected_reply(remote: Remote, output: str) -> FleetError:
     return FleetError(
-        f"host {remote.host} gave an unexpected answer: {_last_line(output)}",
+        f"host {remote.host} sent an unexpected reply: {_last_line(output)}",
         f"check that `ssh {remote.host} true` runs there and prints nothing",
     )
 

@@ -1,4 +1,4 @@
-"""Hosts that could not be reached when the fleet was taken down: their processes are stopped later."""
+"""Hosts that could not be reached by `polyfleet down`: their processes are stopped later."""
 
 import json
 
@@ -36,8 +36,8 @@ def _write(host: HostRecord, away: bool) -> None:
     """Add or remove a host. Thread-safe."""
     private_dir(home())
     with exclusive(home() / f"{FILE}.lock", lambda: None):
-        before = hosts()
-        others = [entry for entry in before if (entry.name, entry.home) != (host.name, host.home)]
-        after = [*others, host] if away else others
-        if after != before:
+        stored = hosts()
+        other_hosts = [entry for entry in stored if (entry.name, entry.home) != (host.name, host.home)]
+        after = [*other_hosts, host] if away else other_hosts
+        if after != stored:
             write_private(home() / FILE, json.dumps([to_plain(entry) for entry in after], indent=1))

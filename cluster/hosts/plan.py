@@ -106,7 +106,7 @@ def _steps(request: HostRequest, facts: HostFacts, missing: Sequence[Recipe], ru
     absent = [node for node in nodes if node not in running]
     names = dict.fromkeys(recipe.name for recipe in missing)
     steps = [] if facts.has_code else ["send the code"]
-    steps += [f"make environment {name}" for name in names]
+    steps += [f"create environment {name}" for name in names]
     steps += ["start the head"] if request.leads and "head" not in running else []
     steps += [f"start node {node}" for node in absent]
     return steps or ["nothing to do: its nodes are running"]

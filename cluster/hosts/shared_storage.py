@@ -16,7 +16,7 @@ SHARE_REMEDY = "mount one shared folder there on each of them, or leave `shared_
 def storage_difference(pool: str, by_host: Mapping[str, str]) -> str:
     """Return a message about hosts whose storages differ; "" if they share one.
 
-    `by_host` has the identity of each host's storage, "" if it is not known.
+    `by_host` has the identity of each host's storage, "" if it is unknown.
     """
     identities = {host: storage for host, storage in by_host.items() if storage}
     if len(set(identities.values())) < 2:
@@ -50,7 +50,7 @@ def _check_shared(pool: str, by_host: Mapping[str, str]) -> None:
     field = f"pools.{pool}.shared_storage"
     if unreadable := [host for host, storage in by_host.items() if not storage]:
         message = (
-            f"the storage of {', '.join(unreadable)} can neither be written nor read: whether it is shared is not known"
+            f"the storage of {', '.join(unreadable)} can neither be written nor read: it cannot be checked for sharing"
         )
         raise SpecError(field, message, "give the user write access to that folder")
     if difference := storage_difference(pool, by_host):

@@ -69,7 +69,7 @@ class SSHSpec(BaseModel, extra="forbid", frozen=True):
     port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
         default=0, description="Port of the SSH server (0: from SSH's settings)"
     )
-    config: File = Field(default="", description="Configuration file of `ssh`, in place of ~/.ssh/config")
+    config: File = Field(default="", description="Configuration file of `ssh` (default: ~/.ssh/config)")
     jump: Annotated[str, AfterValidator(_jump)] = Field(default="", description="Jump hosts, as after `ssh -J`")
 
     def with_defaults(self, other: "SSHSpec | None") -> "SSHSpec":
@@ -91,12 +91,12 @@ class HostSpec(BaseModel, extra="forbid", frozen=True):
         default="", description="IP address at which the other nodes reach it (default: looked up by its name)"
     )
     devices: Annotated[int, Field(strict=True, ge=1, le=256)] | None = Field(
-        default=None, description="Number of devices of this host, in place of the pool's `devices`"
+        default=None, description="Number of devices of this host (default: the pool's `devices`)"
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _from_word(cls, data: Any) -> Any:
+    def _from_string(cls, data: Any) -> Any:
         return {"host": data} if isinstance(data, str) else data
 
     @property

@@ -1,6 +1,6 @@
 """Run commands on a host with the system's `ssh`, without prompts.
 
-The user's configuration, keys and known hosts apply. Host keys are always checked, and unknown ones never accepted.
+The user's configuration, keys and known_hosts files apply. Host keys are always checked; unknown ones are rejected.
 Every call is one connection with three streams of its own, so that it ends with the command and not with the background
 processes that the command started.
 """
@@ -32,7 +32,7 @@ OnLine = Callable[[str], None]
 
 
 class HostUnreachable(FleetError):
-    """The host does not answer now."""
+    """The host does not respond now."""
 
 
 class HostRefused(UserError):
@@ -56,7 +56,7 @@ class Remote:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Return the ssh command that runs `arguments`.
 
-        They are quoted as one word, which every login shell reads alike.
+        They are quoted as one argument, which every login shell parses in the same way.
         """
         s = self.ssh
         settings = [
@@ -86,10 +86,10 @@ class Remote:
                 "this machine has no `ssh`",
                 "install OpenSSH's client; on Debian and Ubuntu: apt install openssh-client",
             ) from None
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def end() -> None:
-            late.set()
+            timed_out.set()
             _kill(process)
 
         timer = threading.Timer(timeout_s, end)
@@ -101,9 +101,9 @@ class Remote:
         finally:
             timer.cancel()
             _kill(process)
-        if late.is_set():
+        if timed_out.is_set():
             raise HostUnreachable(
-                f"host {self.host} did not answer within {timeout_s:.0f} s", RETRY_REMEDY.format(host=self.host)
+                f"host {self.host} did not respond within {timeout_s:.0f} s", RETRY_REMEDY.format(host=self.host)
             )
         if code == FAILED:
             raise failure(self.host, stderr)
@@ -121,7 +121,7 @@ def failure(host: str, stderr: str) -> PolyfleetError:
     if "identification has changed" in lowered:
         return HostRefused(
             f"the key of host {host} is not the one in known_hosts",
-            "find out why, since another machine may answer under its name; then remove the old key: `ssh-keygen -R`",
+            "find out why, since another machine may be using its name; then remove the old key: `ssh-keygen -R`",
         )
     if "host key verification failed" in lowered or "no matching host key" in lowered:
         return HostRefused(

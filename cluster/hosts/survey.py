@@ -179,9 +179,9 @@ def usable_hosts(spec: FleetSpec, visits: list[HostState], progress: Progress) -
         raise _combined_error(lost) if lost[0].facts else _head_error(_combined_error(lost))
     for name, pool in spec.pools.items():
         usable_count = sum(name in visit.request.pools for visit in usable)
-        enough = (pool.min_hosts or len(pool.hosts)) if not pool.optional else 0
+        min_count = (pool.min_hosts or len(pool.hosts)) if not pool.optional else 0
         failed = [visit for visit in visits if visit.error and name in visit.request.pools]
-        if failed and usable_count < enough:
+        if failed and usable_count < min_count:
             raise _combined_error(failed)
     for visit in visits:
         if visit.error is not None:
@@ -211,7 +211,7 @@ def _combined_error(failed: list[HostState]) -> PolyfleetError:
 
 
 def prepare(spec: FleetSpec, visits: list[HostState], progress: Progress) -> list[HostState]:
-    """Send our code to every host and make its environments. Errors are in the visits."""
+    """Send our code to every host and create its environments. Errors are in the visits."""
     exported = code_export.export()
 
     def prepared(visit: HostState) -> HostState:

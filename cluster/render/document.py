@@ -64,5 +64,5 @@ def _item(value: Any) -> Iterator[str]:
 
 
 def _nested(value: Any) -> bool:
-    """Return whether `value` needs lines of its own; scalars, `{}` and `[]` are written in place."""
+    """Return whether `value` needs lines of its own; scalars, `{}` and `[]` are written on the key's line."""
     return isinstance(value, dict | list) and bool(value)

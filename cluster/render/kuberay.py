@@ -85,9 +85,11 @@ def _head(name: str, kubernetes: KubernetesFleet, head: KubernetesHead) -> Docum
     """
     secret = kubernetes.token_secret or name
     variables = {"RAY_AUTH_TOKEN_PATH": f"{TOKEN}/auth_token"}
-    claim = head.home_claim
-    home = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    warning = {} if claim else {Note("jobs end with this pod; to keep them, set kubernetes.head.home_claim"): None}
+    volume_claim = head.home_claim
+    home = {"persistentVolumeClaim": {"claimName": volume_claim}} if volume_claim else {"emptyDir": {}}
+    warning = (
+        {} if volume_claim else {Note("jobs end with this pod; to keep them, set kubernetes.head.home_claim"): None}
+    )
     volumes: list[Document] = [
         {"name": "polyfleet"} | warning | home,
         {"name": "ray-token", "secret": {"secretName": secret}},
@@ -161,7 +163,7 @@ def _device_resource(shape: Shape, pool_settings: KubernetesPool) -> str:
     if not resource:
         raise SpecError(
             f"pools.{shape.pool}.kubernetes.resource",
-            f"the resource of {shape.spec.backend}'s device plugin is not known",
+            f"the catalogue does not name the resource of {shape.spec.backend}'s device plugin",
             "write the name of its resource, as `kubectl describe node` shows it"
         )  # fmt: skip
     return resource
@@ -172,7 +174,7 @@ def _selector(shape: Shape, pool_settings: KubernetesPool) -> dict[str, str]:
 
     GKE's two labels of a TPU slice are always included, because Ray reads them.
     """
-    selector = _known_selector(shape)
+    selector = _catalogue_selector(shape)
     if pool_settings.node_selector is not None:
         return (selector if shape.spec.topology else {}) | pool_settings.node_selector
     return selector | (_spot(shape.pool, selector) if shape.spec.spot else {})
@@ -189,7 +191,7 @@ def _spot(pool: str, selector: dict[str, str]) -> dict[str, str]:
     )
 
 
-def _known_selector(shape: Shape) -> dict[str, str]:
+def _catalogue_selector(shape: Shape) -> dict[str, str]:
     key, _, common_value = catalogue.vendor(shape.spec.backend).kubernetes_selector.partition("=")
     label = catalogue.kubernetes_label(shape.kind, shape.devices)
     value = common_value or (label.label if label else "")
@@ -239,8 +241,8 @@ def _mount(name: str, path: str) -> Document:
 
 
 def _shared_volumes(kubernetes: KubernetesFleet) -> list[Document]:
-    claim = kubernetes.storage_claim
-    return [{"name": "storage", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
+    volume_claim = kubernetes.storage_claim
+    return [{"name": "storage", "persistentVolumeClaim": {"claimName": volume_claim}}] if volume_claim else []
 
 
 def _shared_mounts(kubernetes: KubernetesFleet) -> list[Document]:
@@ -260,6 +262,6 @@ def _remarks(kubernetes: KubernetesFleet, pool_shapes: list[Shape]) -> list[str]
     for shape in pool_shapes:
         pool_settings = shape.spec.kubernetes or KubernetesPool()
         if shape.devices and not _selector(shape, pool_settings):
-            problem = f"no node label of {shape.kind} is known, so pods may run on any node with such devices"
+            problem = f"no node label selects {shape.kind}, so pods may run on any node with such devices"
             remarks.append(f"pool {shape.pool}: {problem}; name a label in pools.{shape.pool}.kubernetes.node_selector")
     return remarks

@@ -28,7 +28,7 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Nodes of one pool, between `least` and `most`. `hosts` of them start and stop together: a TPU slice.
+    """Nodes of one pool, between `min_nodes` and `max_nodes`. `hosts` of them start and stop together: a TPU slice.
 
     `kind` is "cpu" if there are no `devices`; `resource` is the Ray resource of the devices.
     """
@@ -123,15 +123,17 @@ def _shape(name: str, pool: PoolSpec, needed: tuple[str, ...]) -> Shape:
         raise SpecError(f"pools.{name}", "a label's value cannot end with `-`", "rename the pool")
     kind, devices = ("cpu", 0) if on_cpus else split_accelerators(pool.accelerators or "")
     hosts = _hosts(name, pool, kind, devices)
-    least, most = _range(pool)
-    for field, count in (("max_nodes" if pool.max_nodes else "nodes", most), ("min_nodes", least)):
+    min_nodes, max_nodes = _range(pool)
+    for field, count in (("max_nodes" if pool.max_nodes else "nodes", max_nodes), ("min_nodes", min_nodes)):
         if count % hosts:
             valid = " or ".join(str(n) for n in (count // hosts * hosts, (count // hosts + 1) * hosts) if n)
             raise SpecError(
                 f"pools.{name}.{field}", f"{count} is not a multiple of {hosts}, the nodes of a slice {pool.topology}",
                 f"write {valid}"
             )  # fmt: skip
-    return Shape(name, pool, kind, devices, catalogue.ray_resource(pool.backend, pool.emulated), least, most, hosts)
+    return Shape(
+        name, pool, kind, devices, catalogue.ray_resource(pool.backend, pool.emulated), min_nodes, max_nodes, hosts
+    )
 
 
 def _range(pool: PoolSpec) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 One pool is a plain job; several pools are the components of a heterogeneous job. The batch script runs on the first
 node of the first pool. It starts Ray's head there, then, on every node, a keeper that restarts Ray if it ends, and last
-Polyfleet's server. Text from users is in the script in quotes, or as one checked word.
+Polyfleet's server. Text from users is quoted in the script, or is one checked shell word.
 """
 
 import shlex
@@ -40,7 +40,7 @@ export POLYFLEET_RAY_ADDRESS=$ip:$port
 polyfleet() { POLYFLEET_HOME=$folder/home "$python" -m orchestrator.cli.main "$@"; }
 ray_head=
 nodes=()
-# Nodes stop first: their jobs save while the server still answers. Only the keepers get a signal: Slurm's own signals,
+# Nodes stop first: their jobs save while the server still runs. Only the keepers get a signal: Slurm's own signals,
 # and those of an srun that is stopped, go to all processes of a node at once, and nothing would be left to save jobs.
 read -r -d '' ending <<'ENDING' || true
 for keeper in /tmp/pf-"$POLYFLEET_BATCH"-*/keeper; do
@@ -170,8 +170,8 @@ def _lines(options: dict[str, str]) -> str:
 
 def _pool_options(shape: Shape) -> dict[str, str]:
     options = shape.spec.slurm or SlurmPool()
-    least = max(1, shape.min_nodes)
-    nodes = str(shape.max_nodes) if least == shape.max_nodes else f"{least}-{shape.max_nodes}"
+    min_nodes = max(1, shape.min_nodes)
+    nodes = str(shape.max_nodes) if min_nodes == shape.max_nodes else f"{min_nodes}-{shape.max_nodes}"
     memory = f"{shape.memory_bytes >> 20}M" if shape.memory_bytes else ""
     return {
         "partition": options.partition,

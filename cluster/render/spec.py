@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from cluster.catalogue import require_known_kind
+from cluster.catalogue import resolve_kind
 from cluster.validation_errors import WrongValueError, prefix_field
 
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,510}")
@@ -23,7 +23,7 @@ SLURM_TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]{1,2}(:
 FOLDER = re.compile(r"(/[A-Za-z0-9._+-]+)+")
 MAX_MAPPING_BYTES = 16 << 10
 SECRET_KEYS = {"gcp_credentials", "aws_credentials", "aws_secret_access_key", "aws_session_token", "password"}
-"""Keys of Ray's providers that hold secrets: their values would be in a file that is shown and committed."""
+"""Keys of Ray's providers that hold secrets: their values would be in a file that users read and commit."""
 
 
 def _matching(pattern: re.Pattern[str], what: str, remedy: str) -> AfterValidator:
@@ -42,8 +42,8 @@ def split_accelerators(text: str) -> tuple[str, int]:
     """
     kind, colon, count = text.rpartition(":")
     if colon and count.isascii() and count.isdigit():
-        return require_known_kind(kind), int(count)
-    return require_known_kind(text), 1
+        return resolve_kind(kind), int(count)
+    return resolve_kind(text), 1
 
 
 def _accelerators(value: str) -> str:
@@ -128,7 +128,7 @@ class KubernetesPool(BaseModel, extra="forbid", frozen=True):
     """Settings of a pool's pods."""
 
     node_selector: Selector | None = Field(
-        default=None, description="Labels of their nodes, in place of those of the catalogue ({}: none)"
+        default=None, description="Labels of their nodes (default: those of the catalogue; {}: none)"
     )
     tolerations: Tolerations = Field(default=(), description="Tolerations in addition to that of the vendor's taint")
     resource: Qualified = Field(
@@ -182,7 +182,7 @@ class AutoscalerPool(BaseModel, extra="forbid", frozen=True):
         description="Machine type in the cloud's terms, e.g. {InstanceType: p5.48xlarge}"
     )
     setup_commands: Annotated[tuple[Command, ...], Field(max_length=64)] = Field(
-        default=(), description="Commands in place of those that install Polyfleet and the pool's requirements"
+        default=(), description="Commands to run instead of those that install Polyfleet and the pool's requirements"
     )
 
 

@@ -12,8 +12,8 @@ Data = dict[str, Any]
 def compare(one: Data, other: Data, precision: str, rtol: float = 0.0) -> Data:
     """Return {"comparable", "reason", "layers", "gradients", "steps": rows, "first": {"layer", "gradient", "step"}}.
 
-    In a row, `apart` is the root mean square of the differences of all values (from sketches, within about 9 %),
-    relative to that of the values, and `limit` its limit: the given `rtol`, or 8 · rtol · √(layers so far).
+    In a row, `difference` is the root mean square of the differences of all values (from sketches, within about 9 %),
+    relative to that of the values, and `limit` its limit: the argument `rtol`, or 8 · rtol · √(layers so far).
     """
     for key, what in (("weights_sha256", "weights"), ("inputs_sha256", "inputs")):
         if one[key] != other[key]:

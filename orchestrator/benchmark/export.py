@@ -55,12 +55,12 @@ def _benchmark(result: Data) -> Data:
     }  # fmt: skip
 
 
-def to_asv(lines: Iterable[Data], column: str = "") -> str:
+def to_asv(lines: Iterable[Data], target_name: str = "") -> str:
     """Write an asv results file (version 2) for one target, by default the first: asv has one environment per file."""
     lines = list(lines)
     header = next((line for line in lines if line["line"] == "started"), {})
     targets = {line["target"]: line["facts"] for line in lines if line["line"] == "target"}
-    target = column or next(iter(targets), "")
+    target = target_name or next(iter(targets), "")
     results = [c for c in lines if c["line"] == "result" and c["target"] == target and c["blocks"]]
     started_ms = int((header.get("time") or 0) * 1000)
     keys = (

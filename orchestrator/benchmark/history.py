@@ -42,8 +42,8 @@ def compare(before: Iterable[Data], after: Iterable[Data], allow_busy_host: bool
     `allow_busy_host`.
     """
     old, new = _run(before), _run(after)
-    both = [k for k in new.cells if k in old.cells]
-    ratios = [(k, _ratio(old.cells[k], new.cells[k])) for k in both if _timed(old, k) and _timed(new, k)]
+    both = [k for k in new.results if k in old.results]
+    ratios = [(k, _ratio(old.results[k], new.results[k])) for k in both if _timed(old, k) and _timed(new, k)]
     significant = dict(zip([k for k, _ in ratios], statistics.holm([ratio.p for _, ratio in ratios]), strict=True))
     rows = [_row(k, ratio, old, new, significant[k], allow_busy_host) for k, ratio in ratios]
     rows += [_untimed(k, old, new) for k in both if not (_timed(old, k) and _timed(new, k))]
@@ -51,8 +51,8 @@ def compare(before: Iterable[Data], after: Iterable[Data], allow_busy_host: bool
         "before": old.summary["run"],
         "after": new.summary["run"],
         "results": rows,
-        "only_before": [" ".join(filter(None, k)) for k in old.cells if k not in new.cells],
-        "only_after": [" ".join(filter(None, k)) for k in new.cells if k not in old.cells],
+        "only_before": [" ".join(filter(None, k)) for k in old.results if k not in new.results],
+        "only_after": [" ".join(filter(None, k)) for k in new.results if k not in old.results],
         "environment": _differences(old.summary, new.summary),
     }
 
@@ -69,8 +69,8 @@ def gate(compared: Data) -> int:
 
 
 class _Run:
-    def __init__(self, told: Data, cells: dict[Key, Data], summaries: dict[Key, Data], classes: dict[str, str]):
-        self.summary, self.cells, self.summaries, self.classes = told, cells, summaries, classes
+    def __init__(self, summary: Data, results: dict[Key, Data], summaries: dict[Key, Data], classes: dict[str, str]):
+        self.summary, self.results, self.summaries, self.classes = summary, results, summaries, classes
 
 
 def _run(lines: Iterable[Data]) -> _Run:
@@ -93,7 +93,7 @@ def _ratio(old: Data, new: Data) -> statistics.Ratio:
 
 def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, is_significant: bool, allow_busy_host: bool) -> Data:
     noise = max(_noise(old, k), _noise(new, k))
-    classes = {run.classes.get(run.cells[k]["host"], "quiet") for run in (old, new)}
+    classes = {run.classes.get(run.results[k]["host"], "quiet") for run in (old, new)}
     verdict = statistics.verdict(ratio, noise, is_significant, "unusable" not in classes)
     is_quiet = classes == {"quiet"}
     note, before_s = "", old.summaries[k]["fastest_part_s"]

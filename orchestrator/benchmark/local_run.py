@@ -101,7 +101,7 @@ class LocalTarget:
 def measure(request: Data, backends: list[str], progress: Callable[[str], None]) -> list[Data]:
     """Run a benchmark on backends of this machine and return its lines. Raises SpecError, NotFound, UserError."""
     benchmark = suite.request(request)
-    devices = [_parse_target(word) for word in backends]
+    devices = [_parse_target(backend) for backend in backends]
     if len(set(devices)) < len(devices):
         names = ", ".join(backends)
         raise UserError(f"{names} names a device twice", "name it once: every run compares a device with itself")

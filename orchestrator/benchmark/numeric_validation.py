@@ -27,7 +27,7 @@ def run(client: "Client", job: Data, on: list[str], rtol: float, progress: Progr
     resources = [_resources(client.fleet(), target) for target in on]
     views = [submission.submit(client, job | {"resources": resource}) for resource in resources]
     try:
-        results = [_result(client.wait(view["id"], seen=_progress_reporter(progress)), target)
+        results = [_result(client.wait(view["id"], on_update=_progress_reporter(progress)), target)
                 for view, target in zip(views, on, strict=True)]  # fmt: skip
     except BaseException:
         for view in views:
@@ -60,7 +60,7 @@ def _resources(fleet: Data, target: str) -> Data:
 
 
 def _patterns(target: str) -> tuple[str, ...]:
-    """Patterns of kinds that a target stands for, () if it is not a kind."""
+    """Patterns of kinds that a target means, () if it is not a kind."""
     try:
         return accelerators(target)[0].kinds
     except UserError:

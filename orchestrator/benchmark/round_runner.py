@@ -1,7 +1,7 @@
 """Run measurements in rounds: in random order on each host, in parallel over hosts, until the results are precise.
 
 A target is one device of the fleet, or of this machine, that opens cases and times blocks on request. Hosts wait for
-each other after each round. Every result is reported as soon as it is complete.
+each other after each round. Every result is logged as soon as it is complete.
 """
 
 import random
@@ -18,7 +18,7 @@ from workers.benchmark.host import classify
 
 OPEN_S, BLOCK_S, CALL_S = 600.0, 120.0, 60.0
 NEEDS_REPEAT, ENDED_PROCESS = "again", "ended its process"
-"""Status of a measurement that ended its target's process (ENDED), and of others lost by that (AGAIN)."""
+"""Status of a measurement that was lost with another one's process, and of the one that ended that process."""
 Data = dict[str, Any]
 LineCallback = Callable[[Data], None]
 """Callback that receives each line of the run's log, in any thread."""
@@ -256,7 +256,7 @@ class RoundRunner:
     def _states(self, opened: Iterable[Measurement] = ()) -> dict[str, Data]:
         """Query how busy each target's host and device are.
 
-        If the process with the opened measurements has ended, the last opened one is taken as the cause.
+        If the process with the opened measurements has ended, the last opened one counts as the cause.
         """
         own_pids = [target.facts["pid"] for target in self._targets if "pid" in target.facts]
         message = {"do": "state", "ours": own_pids, "limit_s": CALL_S}

@@ -70,7 +70,7 @@ def read_lines(path: Path) -> list[Data]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as e:
-        raise NotFound(f"{path} cannot be read: {e}", "give a file that `benchmark report -f jsonl` wrote") from None
+        raise NotFound(f"{path} cannot be read: {e}", "name a file that `benchmark report -f jsonl` wrote") from None
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -25,7 +25,7 @@ class Scale(StrEnum):
 
 
 def _split_names(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @app.command("list")
@@ -220,7 +220,7 @@ def show(run: Run, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def cancel(run: Run, output: Output = Format.TABLE) -> None:
-    """Stop a run. Results measured so far are kept."""
+    """Stop a run. Results measured so far remain."""
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 

@@ -181,7 +181,7 @@ def convert(
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Write a copy in other dtypes, and report which values changed."""
+    """Write a copy in other dtypes, and print which values changed."""
     from orchestrator.show.checkpoints import conversion
 
     if not to_kind and not dtype:
@@ -231,7 +231,9 @@ def copy(
     label = f"copying {source}"
     if is_between_machine_and_pool(source, target):
         if to_kind:
-            raise UserError("a copy between this machine and a pool cannot be converted on the way", CONVERT_REMEDY)
+            raise UserError(
+                "a copy between this machine and a pool cannot be converted during the copy", CONVERT_REMEDY
+            )
         from orchestrator import checkpoint_transfer
 
         transfer = (
@@ -242,7 +244,7 @@ def copy(
     elif are_all_local(source, target):
         if to_kind:
             raise UserError(
-                "a copy on this machine cannot be converted on the way", "use `polyfleet checkpoint convert`"
+                "a copy on this machine cannot be converted during the copy", "use `polyfleet checkpoint convert`"
             )
         result = {"source": source, **run_tool_locally("copy", {"source": source, "target": target}, label)}
     else:
@@ -260,7 +262,7 @@ def prune(
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Delete older checkpoints. Pinned checkpoints, and damaged ones newer than the newest undamaged, are kept."""
+    """Delete older checkpoints. Pinned checkpoints, and damaged ones newer than the newest undamaged, remain."""
     from orchestrator.show.checkpoints import pruned
 
     emit(_run("prune", {"root": root}, key=key, keep=keep, dry_run=dry_run), output, pruned)

@@ -1,4 +1,4 @@
-"""`polyfleet completion bash|zsh|fish`, and the responses to these scripts when a shell completes a word.
+"""`polyfleet completion bash|zsh|fish`, and the responses to these scripts when a shell completes an argument.
 
 The scripts are our own because Typer's pass on words that bash has split at `:`, cannot complete `--to=nvi`, and let
 zsh evaluate proposed values, which include names of other users' jobs. They query Typer with its protocol for fish: the
@@ -25,15 +25,15 @@ REQUEST = (
 BASH = f"""
 # $2 is the part of the word that bash replaces: the text after the last of $COMP_WORDBREAKS, which include `:` and `=`.
 _polyfleet_completion() {{
-    local line="${{COMP_LINE:0:COMP_POINT}}" option="" word kept value
+    local line="${{COMP_LINE:0:COMP_POINT}}" option="" word prefix value
     word="${{line##*[[:space:]]}}"
     [[ $word == -*=* ]] && option="${{word%%=*}}="
-    kept="${{word%"$2"}}"
+    prefix="${{word%"$2"}}"
     COMPREPLY=()
     while IFS= read -r value; do
         [[ -n $value ]] || continue
         value="$option${{value%%$'\\t'*}}"
-        COMPREPLY+=("${{value#"$kept"}}")
+        COMPREPLY+=("${{value#"$prefix"}}")
     done < <(env {REQUEST.format(line="$line")})
     [[ ${{#COMPREPLY[@]}} -eq 1 && ${{COMPREPLY[0]}} == *: ]] && compopt -o nospace
     return 0
@@ -46,18 +46,18 @@ ZSH = f"""
 #compdef polyfleet
 
 _polyfleet_completion() {{
-  local -a values shown open
+  local -a values labels open
   local value help option=""
   [[ $PREFIX == -*=* ]] && option="${{PREFIX%%=*}}="
   while IFS=$'\\t' read -r value help; do
     [[ -n $value ]] || continue
     if [[ $value == *: ]]; then open+=("$option$value"); continue; fi
     values+=("$option$value")
-    shown+=("$value${{help:+  -- $help}}")
+    labels+=("$value${{help:+  -- $help}}")
   done < <(env {REQUEST.format(line="${words[1,CURRENT-1]} $PREFIX")})
   (( $#values + $#open )) || {{ _files; return }}
   compadd -S "" -a open
-  compadd -l -d shown -a values
+  compadd -l -d labels -a values
 }}
 
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
@@ -103,7 +103,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or 
 
 
 def complete_shell(app: typer.Typer) -> bool:
-    """Answer a shell's completion request, if this is one; return whether it was. Errors are suppressed, because the
+    """Handle a shell's completion request, if this is one; return whether it was. Errors are suppressed, because the
     user is typing.
     """
     if VARIABLE not in os.environ:

@@ -16,7 +16,7 @@ WAIT_S = 0.25
 COUNTS = ("1", "2", "4", "8")
 MAX_JOBS = 50
 SAFE_NAME = re.compile(r"[A-Za-z0-9._+@%:/-]+")
-"""Characters without a meaning in any shell: another user's job may be called `$(…)`, and completed words are soon run.
+"""Characters without a meaning in any shell: another user's job may be called `$(…)`, and completed text is soon run.
 """
 
 
@@ -43,8 +43,8 @@ def accelerators(typed: str) -> list[str]:
     if colon and not is_backend(kind):
         return [f"{kind}:{number}" for number in COUNTS if number.startswith(count)]
     if colon:
-        return [f"{kind}:{one}" for one in _complete_list(count, lambda word: _models(kind, word))]
-    return _complete_list(typed, lambda word: ["any", *_model_names(word), *_kinds(word)])
+        return [f"{kind}:{one}" for one in _complete_list(count, lambda item: _models(kind, item))]
+    return _complete_list(typed, lambda item: ["any", *_model_names(item), *_kinds(item)])
 
 
 def pool(typed: str) -> list[str]:
@@ -89,36 +89,38 @@ def states(typed: str) -> list[str]:
 
 
 def _complete_list(typed: str, complete: Callable[[str], Iterable[str]]) -> list[str]:
-    """Complete the word after the last comma; keep the text before it."""
-    before, comma, word = typed.rpartition(",")
-    return [f"{before}{comma}{one}" for one in _with_prefix(word, complete(word)) if one not in before.split(",")]
+    """Complete the item after the last comma; keep the text before it."""
+    before, comma, last_item = typed.rpartition(",")
+    return [
+        f"{before}{comma}{one}" for one in _with_prefix(last_item, complete(last_item)) if one not in before.split(",")
+    ]
 
 
-def _with_prefix(typed: str, words: Iterable[str]) -> list[str]:
-    return [word for word in dict.fromkeys(words) if word.startswith(typed)]
+def _with_prefix(typed: str, names: Iterable[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name.startswith(typed)]
 
 
-def _kinds_and_pools(word: str) -> list[str]:
-    return [*_kinds(word), *([] if ":" in word else _from_server(_pools))]
+def _kinds_and_pools(typed: str) -> list[str]:
+    return [*_kinds(typed), *([] if ":" in typed else _from_server(_pools))]
 
 
-def _model_names(word: str) -> list[str]:
+def _model_names(typed: str) -> list[str]:
     """Names of models that need no back end; once a part is typed, also with a size and in other spellings."""
     from cluster.catalogue import kind_spellings, resolve_name
 
-    spelled = [name for row in _rows() for name in _spellings(row) if name.startswith(word)] if word else []
+    spelled = [name for row in _rows() for name in _spellings(row) if name.startswith(typed)] if typed else []
     return [*kind_spellings(), *(name for name in spelled if resolve_name(name))]
 
 
-def _kinds(word: str) -> list[str]:
+def _kinds(typed: str) -> list[str]:
     """Kinds that match; only back ends if nothing is typed, since there are some hundred kinds."""
     from cluster.catalogue import aliases, vendors
 
     names = [*vendors(), *aliases()]
-    backend, colon, model_prefix = word.partition(":")
+    backend, colon, model_prefix = typed.partition(":")
     if colon:
         return [f"{backend}:{model}" for model in _models(backend, model_prefix)]
-    matching = [name for name in names if word and name.startswith(word)]
+    matching = [name for name in names if typed and name.startswith(typed)]
     return names + [f"{name}:{model}" for name in matching for model in _listed_models(name)]
 
 
@@ -182,4 +184,4 @@ def _from_server(query: Callable[["Client"], Iterable[str]]) -> list[str]:
     thread = Thread(target=work, name="completion", daemon=True)
     thread.start()
     thread.join(WAIT_S)
-    return [word for word in names if SAFE_NAME.fullmatch(word)]
+    return [name for name in names if SAFE_NAME.fullmatch(name)]

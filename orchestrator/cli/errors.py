@@ -16,7 +16,7 @@ BROKEN_PIPE = 141
 
 EXIT_CODES = {
     0: "success; if the command waited for a job, the job succeeded",
-    1: "the job failed, `doctor` found a problem, or an internal error occurred",
+    1: "the job failed, `doctor` detected a problem, or an internal error occurred",
     2: "an error in the command line, a file or a name, which you can correct",
     3: "the server or the fleet is not available now",
     4: "the job for which the command waited was cancelled",

@@ -118,4 +118,4 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "server verify": ("polyfleet server verify", "polyfleet server verify jobs-2026-11-27.db"),
 }
-"""Examples by command: the words after `polyfleet`."""
+"""Examples by command: the text after `polyfleet`."""

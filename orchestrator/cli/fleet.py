@@ -47,7 +47,7 @@ def up(
 
 
 def down() -> None:
-    """Stop the server and the fleet. Running jobs are interrupted; checkpoints are kept."""
+    """Stop the server and the fleet. Running jobs are interrupted; checkpoints remain."""
     from orchestrator import lifecycle
 
     with progress_line("stopping server and fleet"):

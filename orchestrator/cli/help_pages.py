@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class WithExamples(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         super().format_epilog(ctx, formatter)
-        examples = import_module("orchestrator.cli.examples").EXAMPLES.get(_words(ctx), ())
+        examples = import_module("orchestrator.cli.examples").EXAMPLES.get(_command_path(ctx), ())
         if examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {example}\n" for example in examples))
@@ -46,6 +46,6 @@ def show_examples(app: typer.Typer) -> None:
             show_examples(group.typer_instance)
 
 
-def _words(ctx: Any) -> str:
-    """Words of a command after the program's name: `checkpoint copy` for `polyfleet checkpoint copy`."""
+def _command_path(ctx: Any) -> str:
+    """Path of a command after the program's name: `checkpoint copy` for `polyfleet checkpoint copy`."""
     return str(ctx.command_path).partition(" ")[2]

@@ -8,7 +8,7 @@ from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="Machines of the running fleet.", no_args_is_help=True, rich_markup_mode=None)
-Host = Annotated[str, typer.Argument(help="Host name as `ssh` knows it", metavar="HOST")]
+Host = Annotated[str, typer.Argument(help="Host name or alias that `ssh` accepts", metavar="HOST")]
 FILE_UNCHANGED = "the fleet file was not changed: change it too, or the next `polyfleet up --file` undoes this"
 
 

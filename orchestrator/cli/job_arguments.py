@@ -17,7 +17,7 @@ USAGE = "name a job file, or write a command: `polyfleet submit --accelerators c
 class SubmitArguments:
     """Arguments and options as typed; "" or an empty list if absent. `command` is None if there was no `--`."""
 
-    words: list[str]
+    files: list[str]
     command: list[str] | None = None
     name: str = ""
     env: list[str] | tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class SubmitArguments:
 def build_specs(arguments: SubmitArguments) -> list[JobSpec]:
     """Build the specs of the jobs. Raises UserError or SpecError."""
     variables = _variables(arguments)
-    parsed = _load_files(arguments) if arguments.words else [_build_job(arguments)]
+    parsed = _load_files(arguments) if arguments.files else [_build_job(arguments)]
     return [_apply_options(data, arguments, variables) for data in parsed]
 
 
@@ -50,15 +50,15 @@ def _apply_options(data: Data, arguments: SubmitArguments, variables: dict[str, 
 
 
 def _load_files(arguments: SubmitArguments) -> list[Data]:
-    names = " ".join(arguments.words)
+    names = " ".join(arguments.files)
     if arguments.command is not None:
-        raise UserError(f"both a job file, {names!r}, and a command after `--` were given", "keep one of them")
+        raise UserError(f"both a job file, {names!r}, and a command after `--` are present", "keep one of them")
     if arguments.task or arguments.entry or arguments.working_dir or arguments.launch or arguments.checkpoint:
         raise UserError(
             f"--task, --entry, --working-dir, --launch and --checkpoint cannot be combined with a job file, {names!r}",
-            "write them into the file; a command goes after `--`",
+            "write them into the file; write a command after `--`",
         )
-    return [to_dict(spec) for word in arguments.words for spec in load_jobs(Path(word))]
+    return [to_dict(spec) for file in arguments.files for spec in load_jobs(Path(file))]
 
 
 def _build_job(arguments: SubmitArguments) -> Data:
@@ -130,24 +130,24 @@ def _candidates(data: Data) -> list[Data]:
     return [*resources.get("any_of", []), *resources.get("ordered", [])]
 
 
-def find_needed_file(command: list[str], here: Path) -> str:
-    """The word of a command that names a file in `here`, or a module after `-m`: the command then needs that folder. ""
-    if there is none.
+def find_needed_file(command: list[str], folder: Path) -> str:
+    """Argument of a command that names a file in `folder`, or a module after `-m`: the command needs that folder. "" if
+    there is none.
     """
-    for before, word in zip(["", *command], command, strict=False):
-        if before == "-m":
-            top = word.partition(".")[0]
-            if top.isidentifier() and ((here / top).is_dir() or (here / f"{top}.py").is_file()):
-                return word
-        elif _is_file_of(word, here):
-            return word
+    for previous, argument in zip(["", *command], command, strict=False):
+        if previous == "-m":
+            top = argument.partition(".")[0]
+            if top.isidentifier() and ((folder / top).is_dir() or (folder / f"{top}.py").is_file()):
+                return argument
+        elif _is_file_of(argument, folder):
+            return argument
     return ""
 
 
-def _is_file_of(word: str, here: Path) -> bool:
-    if not word or word.startswith(("-", "/", "~")) or ".." in Path(word).parts:
+def _is_file_of(argument: str, folder: Path) -> bool:
+    if not argument or argument.startswith(("-", "/", "~")) or ".." in Path(argument).parts:
         return False
     try:
-        return (here / word).is_file()
-    except (OSError, ValueError):  # the word may be an inline script, too long for a file name
+        return (folder / argument).is_file()
+    except (OSError, ValueError):  # the argument may be an inline script, too long for a file name
         return False

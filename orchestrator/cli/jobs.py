@@ -31,9 +31,9 @@ def jobs(
     """List the newest jobs, the newest last."""
     from orchestrator.client import connect
     from orchestrator.show.jobs import COLUMNS
-    from orchestrator.show.jobs import jobs as shown
+    from orchestrator.show.jobs import jobs as job_table
 
-    states = [_state(word) for word in state] if state else None
+    states = [_state(text) for text in state] if state else None
     fields = COLUMNS if output is Format.TABLE else ()
     since_s = parse_moment(since) if since else 0.0
     with connect(progress=print_message) as client:
@@ -42,9 +42,9 @@ def jobs(
             job_rows = [job for page in reversed(pages) for job in page]
         else:
             job_rows = client.jobs(states, limit, name=name, since_s=since_s, fields=fields)
-    filters = [("--state", word) for word in state or ()] + [("--name", name), ("--since", since)]
-    filter_text = " ".join(f"{option} {word!r}" for option, word in filters if word)
-    emit(job_rows, output, lambda rows: shown(rows, filter_text))
+    filters = [("--state", text) for text in state or ()] + [("--name", name), ("--since", since)]
+    filter_text = " ".join(f"{option} {text!r}" for option, text in filters if text)
+    emit(job_rows, output, lambda rows: job_table(rows, filter_text))
 
 
 def parse_moment(text: str, option: str = "--since") -> float:
@@ -61,13 +61,13 @@ def parse_moment(text: str, option: str = "--since") -> float:
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
-def _state(word: str) -> str:
+def _state(text: str) -> str:
     from cluster.errors import nearest
     from orchestrator.core.states import State
 
-    if word.upper() not in State.__members__:
-        raise UserError(f"no state {word!r}", nearest(word.upper(), list(State.__members__)))
-    return word.upper()
+    if text.upper() not in State.__members__:
+        raise UserError(f"no state {text!r}", nearest(text.upper(), list(State.__members__)))
+    return text.upper()
 
 
 def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
@@ -106,7 +106,7 @@ def migrate(
 ) -> None:
     """Move a job to other devices. It saves a checkpoint, stops, and continues there from its newest checkpoint.
 
-    Without a known checkpoint it starts again from the beginning. The command prints which of the two will happen.
+    Without a recorded checkpoint it starts again from the beginning. The command prints which of the two will happen.
     """
     from orchestrator.client import connect
     from orchestrator.show.table import TableStack
@@ -129,7 +129,7 @@ def explain(
 ) -> None:
     """Explain why a job runs where it does, or why it waits.
 
-    For each candidate and node: fits, or the rule that refused it. With --if the answer is for the fleet with that
+    For each candidate and node: fits, or the rule that refused it. With --if the output is for the fleet with that
     change, and includes what would change for other jobs. Repeat --if for several changes.
     """
     from orchestrator.client import connect

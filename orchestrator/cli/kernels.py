@@ -83,4 +83,4 @@ def resources(kernels: TritonKernels = None, target: Targets = DEFAULT_TARGETS, 
 
 
 def _split_names(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return [name.strip() for name in text.split(",") if name.strip()]

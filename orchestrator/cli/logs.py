@@ -30,8 +30,8 @@ def logs(
 ) -> None:
     """Print the output of a job. With `-o json` one object per line.
 
-    Exit code 3 if a part of the requested log is not shown because its node does not answer. With
-    `--follow` on a job that still runs this is a note on stderr: its new lines are shown.
+    Exit code 3 if a part of the requested log is missing because its node does not respond. With
+    `--follow` on a job that still runs this is a note on stderr: its new lines are printed.
     """
     from orchestrator.client import connect
 
@@ -47,9 +47,9 @@ def logs(
         view = client.job(ref)
         away = client.logs(ref, rank=rank, attempt=attempt, tail=tail or 0)["away"] if view["attempts"] else []
         if away and printed and follow and not first["ended_at"]:
-            print_message(f"note: an earlier part of the log is not shown: {'; '.join(away)}")
+            print_message(f"note: an earlier part of the log is missing: {'; '.join(away)}")
         elif away:
-            raise FleetError(f"{'a part of the log is not shown: ' if printed else ''}{'; '.join(away)}")
+            raise FleetError(f"{'a part of the log is missing: ' if printed else ''}{'; '.join(away)}")
         elif not printed:
             _explain_empty_log(view, rank, attempt)
 

@@ -1,4 +1,4 @@
-"""The Typer application with all commands, and the only place where an error becomes an exit code."""
+"""The Typer application with all commands, and the only module where an error becomes an exit code."""
 
 import os
 import sys

@@ -23,7 +23,7 @@ def drain(
     now: Annotated[
         bool, typer.Option("--now", help="Also move running attempts: each saves a checkpoint and stops")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Reason shown with the node until it is resumed")] = "",
+    reason: Annotated[str, typer.Option(help="Reason that listings print with the node until it is resumed")] = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Stop placing jobs on a node, for example before maintenance."""

@@ -7,28 +7,28 @@ from orchestrator.cli.submit import (
     Accelerators,
     Checkpoint,
     DataMounts,
-    Entry,
+    EntryOption,
     Env,
     EnvFile,
+    JobFilesOrCommand,
     LaunchAs,
     Name,
     Pool,
     TaskName,
-    Words,
     WorkingDir,
 )
 
 
 def offer(
     ctx: typer.Context,
-    words: Words = None,
+    files: JobFilesOrCommand = None,
     name: Name = "",
     env: Env = None,
     env_file: EnvFile = None,
     accelerators: Accelerators = "",
     pool: Pool = "",
     task: TaskName = None,
-    entry: Entry = "",
+    entry: EntryOption = "",
     working_dir: WorkingDir = "",
     launch: LaunchAs = None,
     data: DataMounts = None,
@@ -48,7 +48,7 @@ def offer(
 
     task_name = task.value if task else ""
     arguments = job_arguments.SubmitArguments(
-        words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
+        files or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
     specs = job_arguments.build_specs(arguments)

@@ -78,7 +78,7 @@ def write(text: str, end: str = "\n") -> None:
         sys.stdout.write(text + end)
         sys.stdout.flush()
     except OSError as e:
-        # Python flushes stdout again at exit and would report an error: redirect it to /dev/null.
+        # Python flushes stdout again at exit and would print an error: redirect it to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(e, BrokenPipeError):
             raise typer.Exit(BROKEN_PIPE) from None

@@ -21,10 +21,10 @@ from orchestrator.cli.submit import (
     DataMounts,
     Env,
     EnvFile,
+    JobFilesOrCommand,
     Key,
     Name,
     Pool,
-    Words,
     print_end,
     print_submitted,
     submit_job,
@@ -39,7 +39,7 @@ CHOICES = "[c]ancel it, [k]eep it running and leave, or continue following (Ente
 
 def run(
     ctx: typer.Context,
-    words: Words = None,
+    files: JobFilesOrCommand = None,
     name: Name = "",
     env: Env = None,
     env_file: EnvFile = None,
@@ -61,16 +61,16 @@ def run(
 ) -> None:
     """Run a command in the fleet as if it ran here: prints its output and exits with 0, 1 (failed) or 4 (cancelled).
 
-    Ctrl-C asks whether to cancel the job, leave it running or continue; a second Ctrl-C leaves it running. Without a
+    Ctrl-C prompts whether to cancel the job, leave it running or continue; a second Ctrl-C leaves it running. Without a
     terminal, Ctrl-C leaves it running at once.
     """
     from orchestrator.cli import job_arguments
     from orchestrator.client import connect
 
     command = ctx.meta["command"]
-    _check_arguments(words or [], command)
+    _check_arguments(files or [], command)
     arguments = job_arguments.SubmitArguments(
-        words or [], command, name, env or [], env_file or [], accelerators, pool,
+        files or [], command, name, env or [], env_file or [], accelerators, pool,
         working_dir=_choose_folder(working_dir, command or []), data=data or [], checkpoint=checkpoint,
     )  # fmt: skip
     spec = _single_spec(arguments)
@@ -84,12 +84,12 @@ def run(
         _follow(client, view["id"])
 
 
-def _check_arguments(words: list[str], command: list[str] | None) -> None:
-    if not words and not command:
+def _check_arguments(files: list[str], command: list[str] | None) -> None:
+    if not files and not command:
         raise UserError("no command", "write it after `--`: `polyfleet run --pool cpu -- python train.py`")
-    if words and command is None and not Path(words[0]).exists():
+    if files and command is None and not Path(files[0]).exists():
         raise UserError(
-            f"there is no job file {words[0]!r}", f"write a command after `--`: `polyfleet run -- {words[0]} …`"
+            f"there is no job file {files[0]!r}", f"write a command after `--`: `polyfleet run -- {files[0]} …`"
         )
 
 
@@ -136,7 +136,7 @@ def _follow(client: "Client", job_id: str) -> None:
 
 
 def _print_log(client: "Client", job_id: str, following: "_InterruptDelay") -> None:
-    """Print the log to its end; at Ctrl-C, ask what to do. Raises KeyboardInterrupt to leave the job running."""
+    """Print the log to its end; at Ctrl-C, prompt the user. Raises KeyboardInterrupt to leave the job running."""
     printer, cursor = Printer(Format.TABLE), None
     while True:
         try:
@@ -148,28 +148,28 @@ def _print_log(client: "Client", job_id: str, following: "_InterruptDelay") -> N
             return
         except KeyboardInterrupt:
             printer.close()
-            if not _can_ask():
+            if not _can_prompt():
                 raise
-            if _ask_user(job_id) == "cancel":
+            if _prompt_user(job_id) == "cancel":
                 print_message(f"cancelling {job_id}")
                 client.cancel(job_id)
 
 
-def _can_ask() -> bool:
-    """Return whether the user can be asked: at a terminal, and without a pipe to a program, which Ctrl-C stops too."""
+def _can_prompt() -> bool:
+    """Return whether a prompt is possible: at a terminal, and without a pipe to a program, which Ctrl-C stops too."""
     piped = stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
     return sys.stdin.isatty() and sys.stderr.isatty() and not piped
 
 
-def _ask_user(job_id: str) -> str:
-    """Ask the user; return "cancel" or "go on". Raises KeyboardInterrupt to leave the job running."""
+def _prompt_user(job_id: str) -> str:
+    """Prompt the user; return "cancel" or "go on". Raises KeyboardInterrupt to leave the job running."""
     sys.stderr.write(f"\nJob {job_id} has not ended: {CHOICES}")
     sys.stderr.flush()
     line = sys.stdin.readline()
-    word = line.strip().lower()
-    if not line or word in ("k", "keep", "d", "detach"):
+    choice = line.strip().lower()
+    if not line or choice in ("k", "keep", "d", "detach"):
         raise KeyboardInterrupt
-    return "cancel" if word in ("c", "cancel") else "go on"
+    return "cancel" if choice in ("c", "cancel") else "go on"
 
 
 def _follow_hint(job_id: str) -> str:
@@ -180,11 +180,11 @@ class _InterruptDelay:
     """Delays Ctrl-C while a page is printed, so that no line is lost or printed twice. A second one is not delayed."""
 
     def __init__(self) -> None:
-        self._printing = self._asked = False
+        self._printing = self._pending = False
 
-    def signalled(self, _number: int, _frame: Any) -> None:
-        if self._printing and not self._asked:
-            self._asked = True
+    def handle_signal(self, _number: int, _frame: Any) -> None:
+        if self._printing and not self._pending:
+            self._pending = True
             return
         raise KeyboardInterrupt
 
@@ -195,15 +195,15 @@ class _InterruptDelay:
             yield
         finally:
             self._printing = False
-        if self._asked:
-            self._asked = False
+        if self._pending:
+            self._pending = False
             raise KeyboardInterrupt
 
 
 @contextmanager
 def _interruptible() -> Iterator[_InterruptDelay]:
     following = _InterruptDelay()
-    before = signal.signal(signal.SIGINT, following.signalled)
+    before = signal.signal(signal.SIGINT, following.handle_signal)
     try:
         yield following
     finally:

@@ -95,7 +95,7 @@ def restore(
     private_dir(home())
     with progress_line("restoring the job store"):
         previous = put(database_url(home()), file.absolute(), force)
-    print_message(f"restored {file}" + (f"; the previous job store is kept as {previous}" if previous else ""))
+    print_message(f"restored {file}" + (f"; the previous job store is now {previous}" if previous else ""))
 
 
 @app.command()

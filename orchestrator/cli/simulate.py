@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.show.table import TextTable
     from orchestrator.simulate.fleets import Fleet
     from orchestrator.simulate.log_trace import PastJobs
-    from orchestrator.simulate.outcome import Outcome
+    from orchestrator.simulate.outcome import ReplayFigures
     from orchestrator.simulate.replay import Replayed
     from orchestrator.simulate.traces import Trace
 
@@ -55,7 +55,7 @@ def simulate(
         ),
     ] = None,
     noise: Annotated[
-        float, typer.Option(metavar="SIGMA", help="Log-normal error of the remaining work seen by the planner")
+        float, typer.Option(metavar="SIGMA", help="Log-normal error of the remaining work that the planner assumes")
     ] = 0.0,
     window: Annotated[str, typer.Option(metavar="A:B", help="Also print figures for job ids from A to below B")] = "",
     since: Annotated[str, typer.Option(help="Earliest submission in the log: an age (7d) or a day")] = "",
@@ -112,7 +112,7 @@ def simulate(
 
 def _check_sources(sources: SimulationSources) -> None:
     if bool(sources.log) == bool(sources.trace):
-        problem = "both --trace and --log are given" if sources.log else "--trace or --log is missing"
+        problem = "both --trace and --log are present" if sources.log else "--trace or --log is missing"
         raise UserError(problem, "name a CSV file with --trace, or a server's home with --log")
     wrong = "--throughputs" if sources.log and sources.throughputs else ""
     wrong = wrong or (
@@ -192,7 +192,7 @@ def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) ->
         print_message(f"{folder / name} written")
 
 
-def _table(result: "Outcome") -> "TextTable":
+def _table(result: "ReplayFigures") -> "TextTable":
     from orchestrator.show.table import facts
 
     return facts(dict(result))

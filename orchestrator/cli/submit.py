@@ -30,13 +30,13 @@ class Task(StrEnum):
     RUN = "run"
 
 
-class Launch(StrEnum):
+class LaunchMode(StrEnum):
     NODE = "node"
     RANKS = "ranks"
 
 
 class WithCommand(WithExamples):
-    """Command class that stores the words after `--` in `ctx.meta`; the parser would treat them as more arguments."""
+    """Command class that stores the arguments after `--` in `ctx.meta`; the parser would treat them as job files."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else None
@@ -44,7 +44,7 @@ class WithCommand(WithExamples):
         return super().parse_args(ctx, args[:at])
 
 
-Words = Annotated[
+JobFilesOrCommand = Annotated[
     list[str] | None, typer.Argument(help="Job files, or a command after `--`", metavar="FILE... | -- COMMAND")
 ]
 Name = Annotated[str, typer.Option("--name", "-n", help="Job name (default: from the file or the command)")]
@@ -77,15 +77,13 @@ Checkpoint = Annotated[
         metavar="PATH",
     ),
 ]
-TaskName = Annotated[
-    Task | None, typer.Option("--task", help="Task type, when no job file is given", show_choices=True)
+TaskName = Annotated[Task | None, typer.Option("--task", help="Task type, without a job file", show_choices=True)]
+EntryOption = Annotated[
+    str, typer.Option("--entry", help="Function to run, file.py:function or module:function, without a job file")
 ]
-Entry = Annotated[
-    str, typer.Option("--entry", help="Function to run, file.py:function or module:function, when no job file is given")
-]
-WorkingDir = Annotated[str, typer.Option("--working-dir", help="Folder to upload, when no job file is given")]
+WorkingDir = Annotated[str, typer.Option("--working-dir", help="Folder to upload, without a job file")]
 LaunchAs = Annotated[
-    Launch | None,
+    LaunchMode | None,
     typer.Option("--launch", help="Processes of the command: one per node, or per device as with torchrun"),
 ]
 Pool = Annotated[
@@ -99,14 +97,14 @@ Key = Annotated[str, typer.Option("--key", help="Idempotency key: the same key s
 
 def submit(
     ctx: typer.Context,
-    words: Words = None,
+    files: JobFilesOrCommand = None,
     name: Name = "",
     env: Env = None,
     env_file: EnvFile = None,
     accelerators: Accelerators = "",
     pool: Pool = "",
     task: TaskName = None,
-    entry: Entry = "",
+    entry: EntryOption = "",
     working_dir: WorkingDir = "",
     launch: LaunchAs = None,
     data: DataMounts = None,
@@ -133,7 +131,7 @@ def submit(
 
     task_name = task.value if task else ""
     arguments = job_arguments.SubmitArguments(
-        words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
+        files or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
     specs = job_arguments.build_specs(arguments)
@@ -229,7 +227,7 @@ def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -
             print_lines(client.follow_log_pages(job_id), output)
         with progress_line(f"waiting for {job_id}") as update:
             view = client.wait(
-                job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
+                job_id, on_update=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
             )
     except (KeyboardInterrupt, FleetError):
         follow_it, end_it = f"`polyfleet logs -f {job_id}`", f"`polyfleet cancel {job_id}`"

@@ -15,7 +15,7 @@ from orchestrator.cli.output import Format, Output, emit, print_message, screen
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
-    from orchestrator.top import Now, Rates
+    from orchestrator.top import StepRates, TopSnapshot
 
 Data = dict[str, Any]
 EXIT_KEYS = ("q", "Q", "\x1b", "\x03")
@@ -41,9 +41,9 @@ def top(
     """
     from orchestrator.client import connect
     from orchestrator.show.top import top as shown
-    from orchestrator.top import Rates
+    from orchestrator.top import StepRates
 
-    rates = Rates()
+    rates = StepRates()
     with connect(progress=print_message) as client:
         if once or output is not Format.TABLE or not sys.stdout.isatty():
             emit(_take_snapshot(client, rates), output, shown)
@@ -51,7 +51,7 @@ def top(
         _live(client, rates, count, every)
 
 
-def _take_snapshot(client: "Client", rates: "Rates") -> "Now":
+def _take_snapshot(client: "Client", rates: "StepRates") -> "TopSnapshot":
     from orchestrator import top
 
     rows = client.jobs(list(top.ON_DEVICES), limit=top.MAX_JOBS, fields=top.FIELDS)
@@ -73,7 +73,7 @@ def _nodes(client: "Client") -> list[Data]:
         return []
 
 
-def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
+def _live(client: "Client", rates: "StepRates", count: int, every_s: float) -> None:
     from orchestrator.show.top import top as shown
 
     done = 0
@@ -88,7 +88,7 @@ def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
         return
 
 
-def _snapshot_with_retry(client: "Client", rates: "Rates") -> "Now":
+def _snapshot_with_retry(client: "Client", rates: "StepRates") -> "TopSnapshot":
     """Take a snapshot; after a restart of the server, wait for the new one."""
     from orchestrator.transport import ServerUnreachable
 

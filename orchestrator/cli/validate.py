@@ -52,7 +52,7 @@ def validate(
     job |= {"precision": precision} if precision else {}
     job |= {"batch_size": batch_size} if batch_size else {}
     job |= {"seed": seed} if seed else {}
-    targets = [word.strip() for word in on.split(",") if word.strip()]
+    targets = [name.strip() for name in on.split(",") if name.strip()]
     with connect(progress=print_message) as client, progress_line("validating") as update:
         result = numeric_validation.run(client, job, targets, rtol, update)
     emit(result, output, validation)

@@ -4,22 +4,21 @@ A rank that dies breaks the connections of the other ranks, which then fail too,
 reported. So causes that cannot follow from the failure of another rank take precedence:
 
 1. the output of its ranks cannot be read; an error of the user prevented the start;
-2. a supervisor that was killed, as its node reports; a node that was lost, unless it still answered after another part
-   had failed by itself; a rank killed from outside; memory or disk that ran out; a value that is not finite; a hang;
-3. an attempt that its node stopped because it no longer counts: it is lost;
-4. a failure of the job's own code, in the order in which we learned of them;
-5. parts that were stopped on request.
+2. a supervisor that was killed, according to its node; a node that was lost, unless it still responded after another
+part had failed by itself; a rank killed from outside; memory or disk that ran out; a value that is not finite; a hang;
+3. an attempt that its node stopped because it no longer counts: it is lost; 4. a failure of the job's own code, in the
+order in which we learned of them; 5. parts that were stopped on request.
 """
 
 from typing import Any
 
-from orchestrator.core.attempts import LiveAttempt, Part
+from orchestrator.core.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.retry import AttemptEnd
 from workers.messages import Failure, Outcome
 
 PRIMARY = frozenset({"lost", "signal", "oom", "storage", "nan", "hang", "launch"})
 CONTACT_AFTER_FAILURE_S = 3.0
-"""A node that answers this many seconds after another part failed did not cause that failure."""
+"""A node that responds this many seconds after another part failed did not cause that failure."""
 
 STOPPED_RANKS = {"preempted": 6, "cancelled": 7, "succeeded": 8}
 
@@ -46,7 +45,7 @@ def combine(attempt: LiveAttempt, candidate: int, stop_reason: str) -> tuple[Att
     return AttemptEnd(outcome.state, candidate, kind, message, codes, blamed_nodes, stop_reason, refused), outcome
 
 
-def is_user_error(part: Part) -> bool:
+def is_user_error(part: AttemptPart) -> bool:
     """Return True if an error of the user prevented the start; no node has reported the part then."""
     failure = part.outcome.failure if part.outcome else None
     return failure is not None and failure.kind == "user" and not part.is_reported
@@ -57,14 +56,14 @@ def _exit_codes(outcome: Outcome) -> list[int]:
     return [] if outcome.state in ("fenced", "lost") else [code for _, code in sorted(outcome.exit_codes.items())]
 
 
-def _cause_message(attempt: LiveAttempt, rank: int, part: Part, failure: Failure) -> str:
+def _cause_message(attempt: LiveAttempt, rank: int, part: AttemptPart, failure: Failure) -> str:
     """Return the failure's message; for a gang, with its node and node rank."""
     if len(attempt.parts) == 1 or f"node {part.node} " in f"{failure.message} ":
         return failure.message
     return f"node {part.node} (node rank {rank}): {failure.message}"
 
 
-def _cause_rank(part: Part, first_failed_s: float | None) -> int:
+def _cause_rank(part: AttemptPart, first_failed_s: float | None) -> int:
     assert part.outcome is not None
     state, kind = part.outcome.state, part.outcome.failure.kind if part.outcome.failure else ""
     if kind == "unreadable" or is_user_error(part):

@@ -1,4 +1,4 @@
-"""Turn agents' reports on attempts into events: started, checkpoint, metrics, and the end of each part. Pure."""
+"""Turn agents' messages about attempts into events: started, checkpoint, metrics, and the end of each part. Pure."""
 
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.core import attempt_stops, membership, nodes, progress
 from orchestrator.core.attempt_outcome import lost_outcome
-from orchestrator.core.attempts import PHASE_ORDER, LiveAttempt, Part
+from orchestrator.core.attempts import PHASE_ORDER, AttemptPart, LiveAttempt
 from orchestrator.core.commands import RemoveFiles, Stop, StoreReport
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import Heartbeat, PartUnreadable
@@ -35,8 +35,8 @@ def apply_reply(draft: Draft, heartbeat: Heartbeat) -> None:
     if heartbeat.facts is not None or was_closed:
         draft.change(needs_plan=True)
         membership.notice_changed(draft, node.name, notice_before)
-    for report in heartbeat.reports:
-        _apply_report(draft, node.name, report, heartbeat)
+    for status in heartbeat.reports:
+        _apply_status(draft, node.name, status, heartbeat)
     for job, epoch in heartbeat.epochs.items():
         _record_epoch(draft, node.name, job, epoch)
     current = draft.nodes[node.name]
@@ -61,44 +61,44 @@ def _update_node(node: Node, heartbeat: Heartbeat, now_s: float) -> Node:
     return replace(node, **changes)
 
 
-def _apply_report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat) -> None:
-    attempt, in_store = draft.attempts.get(report.job), report.job in heartbeat.stored_jobs
-    if attempt is None or attempt.epoch != report.epoch:
-        _handle_untracked(draft, node, report, in_store)
+def _apply_status(draft: Draft, node: str, status: AttemptStatus, heartbeat: Heartbeat) -> None:
+    attempt, in_store = draft.attempts.get(status.job), status.job in heartbeat.stored_jobs
+    if attempt is None or attempt.epoch != status.epoch:
+        _handle_untracked(draft, node, status, in_store)
         return
-    if not (0 <= report.node_rank < len(attempt.parts)) or attempt.parts[report.node_rank].node != node:
-        _handle_untracked(draft, node, report, in_store)  # another attempt with the same number
+    if not (0 <= status.node_rank < len(attempt.parts)) or attempt.parts[status.node_rank].node != node:
+        _handle_untracked(draft, node, status, in_store)  # another attempt with the same number
         return
-    part = attempt.parts[report.node_rank]
-    if part.outcome is not None or (report.outcome is None and _is_late(draft, part, report, heartbeat)):
+    part = attempt.parts[status.node_rank]
+    if part.outcome is not None or (status.outcome is None and _is_late(draft, part, status, heartbeat)):
         return
     position = attempt.last_event_at
-    for event in report.events if not part.unreadable_reason else ():
+    for event in status.events if not part.unreadable_reason else ():
         if event.rank == 0 and event.at > position:
             position = event.at
             attempt = _apply_rank_event(draft, attempt, node, event)
-    part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), doubt="")
-    attempt = attempt.with_part(report.node_rank, part, position)
+    part = replace(part, phase=status.phase, cursor=max(part.cursor, status.cursor), doubt="")
+    attempt = attempt.with_part(status.node_rank, part, position)
     draft.attempts[attempt.job] = attempt
-    if report.phase != "starting" and attempt.is_running and draft.records[attempt.job].job.state is State.STARTING:
+    if status.phase != "starting" and attempt.is_running and draft.records[attempt.job].job.state is State.STARTING:
         draft.event(attempt.job, "started", attempt.epoch)
-    if report.outcome is not None:
-        attempt_stops.end_part(draft, attempt.job, report.node_rank, report.outcome)
+    if status.outcome is not None:
+        attempt_stops.end_part(draft, attempt.job, status.node_rank, status.outcome)
 
 
-def _is_late(draft: Draft, part: Part, report: AttemptStatus, heartbeat: Heartbeat) -> bool:
-    """Return True if a report is older than what we have, because replies may arrive out of order.
+def _is_late(draft: Draft, part: AttemptPart, status: AttemptStatus, heartbeat: Heartbeat) -> bool:
+    """Return True if a status is older than the recorded one: replies may arrive out of order.
 
-    Phases never go back. A report from before the node's newest list, which does not contain the part, does not prove
-    that the part exists. The agent repeats the other contents of an ignored report.
+    The phase of a part never returns to an earlier one. A status from before the node's newest list, if that list lacks
+    the part, does not prove that the part exists. The agent repeats the other contents of an ignored status.
     """
     listed_s = draft.nodes[part.node].list_requested_s
     is_older = listed_s is not None and heartbeat.requested_s < listed_s
-    return PHASE_ORDER.index(report.phase) < PHASE_ORDER.index(part.phase) or (bool(part.doubt) and is_older)
+    return PHASE_ORDER.index(status.phase) < PHASE_ORDER.index(part.phase) or (bool(part.doubt) and is_older)
 
 
 def _apply_rank_event(draft: Draft, attempt: LiveAttempt, node: str, event: RankEvent) -> LiveAttempt:
-    """Apply an event of rank 0. Its position, not its time, shows whether it was stored before: clocks may go back."""
+    """Apply an event of rank 0. Its position, not its time, shows whether it is stored already: clocks may be set."""
     if event.type == "checkpoint":
         _record_checkpoint(draft, attempt, node, event)
     elif event.type == "report":
@@ -118,17 +118,17 @@ def _record_checkpoint(draft: Draft, attempt: LiveAttempt, node: str, event: Ran
 
 
 def mark_unreadable(draft: Draft, message: PartUnreadable) -> None:
-    """Handle unreadable reports about one part: its attempt is stopped, others are not affected."""
+    """Handle an unreadable message about one part: its attempt is stopped, others are not affected."""
     attempt = draft.attempts.get(message.job)
     if attempt is None or attempt.epoch != message.epoch or not 0 <= message.node_rank < len(attempt.parts):
-        draft.warn(f"dropped an unreadable report on attempt {message.job}.{message.epoch}: {message.why}")
+        draft.warn(f"dropped an unreadable message about attempt {message.job}.{message.epoch}: {message.why}")
         return
     part = attempt.parts[message.node_rank]
     if part.outcome is not None:
         return  # its end is recorded already, and final
     if not part.unreadable_reason:
         draft.warn(
-            f"attempt {attempt.part_key(message.node_rank)}: node {part.node} sent an unreadable report: {message.why}"
+            f"attempt {attempt.part_key(message.node_rank)}: node {part.node} sent an unreadable message: {message.why}"
         )
     cursor = part.cursor if message.cursor is None else message.cursor
     part = replace(part, unreadable_reason=part.unreadable_reason or message.why, cursor=cursor)
@@ -139,19 +139,19 @@ def mark_unreadable(draft: Draft, message: PartUnreadable) -> None:
         )
 
 
-def _handle_untracked(draft: Draft, node: str, report: AttemptStatus, in_store: bool) -> None:
-    """Handle a report on an attempt that is not tracked.
+def _handle_untracked(draft: Draft, node: str, status: AttemptStatus, in_store: bool) -> None:
+    """Handle the status of an attempt that is not tracked.
 
     An older attempt is stopped, and its files are removed once it has ended. A newer one than those in the log means
     that the log is an older copy: its epoch is never used again. An attempt of a job that is not in the log is not
-    stopped. Jobs that were open before this step count as in the log, because an earlier report of this reply may have
+    stopped. Jobs that were open before this step count as in the log, because an earlier status in this reply may have
     ended them.
     """
-    key = report.key
-    if report.job in draft.records:
-        _record_epoch(draft, node, report.job, report.epoch)
-    in_store = in_store or report.job in draft.records or report.job in draft.control.records
-    _put_untracked(draft, node, key, UntrackedAttempt(report.cursor, report.phase, in_store))
+    key = status.key
+    if status.job in draft.records:
+        _record_epoch(draft, node, status.job, status.epoch)
+    in_store = in_store or status.job in draft.records or status.job in draft.control.records
+    _put_untracked(draft, node, key, UntrackedAttempt(status.cursor, status.phase, in_store))
     if draft.nodes[node].untracked[key].is_in_log:
         retire_untracked(draft, node, key)
 
@@ -159,8 +159,8 @@ def _handle_untracked(draft: Draft, node: str, report: AttemptStatus, in_store: 
 def _put_untracked(draft: Draft, node: str, key: str, untracked: UntrackedAttempt) -> None:
     node_state = draft.nodes[node]
     previous = node_state.untracked.get(key)
-    asked_s = previous.requested_s if previous and previous.phase == untracked.phase else float("-inf")
-    untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=asked_s)}
+    requested_s = previous.requested_s if previous and previous.phase == untracked.phase else float("-inf")
+    untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=requested_s)}
     draft.nodes[node] = replace(node_state, untracked=untracked_attempts)
     if previous is None or previous.phase != untracked.phase:
         draft.change(needs_plan=True)
@@ -169,7 +169,7 @@ def _put_untracked(draft: Draft, node: str, key: str, untracked: UntrackedAttemp
 def retire_untracked(draft: Draft, node: str, key: str) -> None:
     """Stop an untracked attempt, or let its node remove it once it has ended; repeated after REPEAT_S at the earliest.
 
-    A node that may be another node under a second name is skipped; the request then goes to that other node.
+    A node that may be another node under a second name is skipped; that other node gets the request.
     """
     node_state = draft.nodes[node]
     untracked = node_state.untracked[key]
@@ -221,6 +221,6 @@ def _set_doubt(draft: Draft, job: str, rank: int, is_there: bool) -> None:
     """Set or clear the doubt about a part. The newest list of its node outweighs older lists and lost replies."""
     attempt = draft.attempts[job]
     part = attempt.parts[rank]
-    unsure = "" if is_there else part.doubt or f"node {part.node} has no record of this attempt"
-    if unsure != part.doubt:
-        draft.attempts[job] = attempt.with_part(rank, replace(part, doubt=unsure))
+    doubt = "" if is_there else part.doubt or f"node {part.node} has no record of this attempt"
+    if doubt != part.doubt:
+        draft.attempts[job] = attempt.with_part(rank, replace(part, doubt=doubt))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from orchestrator.core import fold, leaked_devices, nodes, progress, retry
 from orchestrator.core.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
-from orchestrator.core.attempts import LiveAttempt, Part, StopRequest
+from orchestrator.core.attempts import AttemptPart, LiveAttempt, StopRequest
 from orchestrator.core.commands import Release, RemoveFiles, Stop
 from orchestrator.core.draft import Draft, PendingRelease
 from orchestrator.core.messages import Launched, LaunchFailed, StopAnswered
@@ -15,14 +15,14 @@ from workers.messages import Outcome
 STOP_RETRY_S = 5.0
 """Seconds without a reply after which a stop request is repeated."""
 
-STOP_UNHEEDED_S = 15.0
+STOP_OVERDUE_S = 15.0
 """Seconds after an acknowledged stop, in addition to the grace, after which it is repeated."""
 
 
-def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: bool = True) -> None:
+def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, is_reported: bool = True) -> None:
     """Record the end of a part; only the first outcome counts. The last part concludes the attempt.
 
-    `told`: the part's own node reported the outcome.
+    `is_reported`: the part's own node reported the outcome.
     """
     attempt = draft.attempts[job]
     part = attempt.parts[rank]
@@ -31,13 +31,19 @@ def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: bool 
     if part.unreadable_reason:
         outcome = lost_outcome(attempt, rank, part.unreadable_reason, "unreadable")
     node = draft.nodes.get(part.node)
-    heard_s = (
+    last_listed_s = (
         node.list_requested_s
         if node and node.list_requested_s is not None and attempt.part_key(rank) in node.listed
         else 0.0
     )
     ended = replace(
-        part, phase="ended", outcome=outcome, ended_s=draft.now.s, last_listed_s=heard_s, is_reported=told, doubt=""
+        part,
+        phase="ended",
+        outcome=outcome,
+        ended_s=draft.now.s,
+        last_listed_s=last_listed_s,
+        is_reported=is_reported,
+        doubt="",
     )
     draft.attempts[job] = attempt.with_part(rank, ended)
     review(draft, job)
@@ -92,7 +98,9 @@ def launch_failed(draft: Draft, message: LaunchFailed) -> None:
     review(draft, attempt.job)
 
 
-def _after_failed_launch(attempt: LiveAttempt, rank: int, part: Part, message: LaunchFailed, now_s: float) -> Part:
+def _after_failed_launch(
+    attempt: LiveAttempt, rank: int, part: AttemptPart, message: LaunchFailed, now_s: float
+) -> AttemptPart:
     """Return a part after a failed launch. A part that has ended, or that its node has reported, does not change."""
     if part.outcome is not None or (part.phase and part.node in message.maybe_started):
         return part
@@ -169,7 +177,7 @@ def _stop_mode(draft: Draft, attempt: LiveAttempt) -> str:
 BROKEN = frozenset({"failed", "lost", "fenced", "cancelled"})
 
 
-def is_broken(part: Part) -> bool:
+def is_broken(part: AttemptPart) -> bool:
     """Return True if the attempt can no longer succeed because of this part."""
     return bool(part.unreadable_reason) or (part.outcome is not None and part.outcome.state in BROKEN)
 
@@ -190,7 +198,7 @@ def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:
     stop = attempt.stop_requests.get(node)
     if stop and stop.how == how:
         grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
-        if now_s - stop.updated_s < (STOP_UNHEEDED_S + grace_s if stop.is_acknowledged else STOP_RETRY_S):
+        if now_s - stop.updated_s < (STOP_OVERDUE_S + grace_s if stop.is_acknowledged else STOP_RETRY_S):
             return
     since_s = stop.since_s if stop and stop.how == how else now_s
     draft.attempts[job] = replace(
@@ -202,7 +210,7 @@ def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:
 def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
     """Store the end of the attempt, release its reservation, and let its nodes remove its files."""
     if draft.records[attempt.job].job.state is State.STARTING and _has_run(attempt):
-        draft.event(attempt.job, "started", attempt.epoch)  # it ended before a report showed it running
+        draft.event(attempt.job, "started", attempt.epoch)  # it ended before a status showed it running
     record = draft.records[attempt.job]
     if record.job.state is State.CANCELLED:
         draft.event(attempt.job, "released", attempt.epoch, outcome="cancelled", reason=record.reason)
@@ -229,8 +237,8 @@ def _has_run(attempt: LiveAttempt) -> bool:
     return all(part.outcome is not None and part.outcome.exit_codes for part in attempt.parts)
 
 
-def _remove_files(draft: Draft, key: str, part: Part) -> None:
-    """Let the node remove a part's files. Until it has, it reports the part as an untracked attempt."""
+def _remove_files(draft: Draft, key: str, part: AttemptPart) -> None:
+    """Let the node remove a part's files. Until then, the node lists the part as an untracked attempt."""
     if (node := draft.nodes.get(part.node)) is not None:
         untracked = UntrackedAttempt(part.cursor, "ended", is_in_log=True, requested_s=draft.now.s)
         draft.nodes[node.name] = replace(node, untracked={**node.untracked, key: untracked})
@@ -240,7 +248,7 @@ def _remove_files(draft: Draft, key: str, part: Part) -> None:
 
 def retry_releases(draft: Draft) -> None:
     """Repeat the release of reservations until Ray confirms it."""
-    for place, pending in draft.pending_releases.items():
+    for name, pending in draft.pending_releases.items():
         if draft.now.s - pending.requested_s > STOP_RETRY_S:
-            draft.pending_releases[place] = replace(pending, requested_s=draft.now.s)
-            draft.command(Release(place, draft.now.s))
+            draft.pending_releases[name] = replace(pending, requested_s=draft.now.s)
+            draft.command(Release(name, draft.now.s))

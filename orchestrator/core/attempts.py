@@ -1,6 +1,6 @@
 """In-memory state of attempts that may still have processes on some node.
 
-After a restart of the controller it is rebuilt from the allocations in the log; agents report phases and cursors again.
+After a restart of the controller it is rebuilt from the allocations in the log; agents send phases and cursors again.
 """
 
 import hashlib
@@ -62,17 +62,17 @@ def _is_over(attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AttemptPart:
     """Part of an attempt on one node; `first_rank` is the lowest of its global ranks.
 
     `outcome` is set once it has ended, or once none of its processes can run. `ended_s` is when we learned that.
-    `last_listed_s` is when the node was asked for its newest list of attempts, if that contains the part, else 0: a
-    node that returns, or one with an empty disk, proves nothing about it. `is_reported`: its own node reported the
-    outcome, so it was not concluded from silence.
+    `last_listed_s` is when the node's newest list of attempts was requested, if that list contains the part, else 0: a
+    node that returns, or one with an empty disk, proves nothing about it. `is_reported`: the outcome came from its own
+    node and was not concluded from silence.
 
-    `doubt` is "" or why its node may not have the part: it ends as lost once that is certain, unless its node reports
-    or lists it again. `unreadable_reason` is "" or why the agent's reports about it cannot be read: it is stopped and
-    ends as failed.
+    `doubt` is "" or why its node may not have the part: it ends as lost once that is certain, unless its node sends a
+    status of it or lists it again. `unreadable_reason` is "" or why the agent's messages about it cannot be read: it is
+    stopped and ends as failed.
     """
 
     node: str
@@ -91,9 +91,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Request to a node to stop an attempt, first sent at `since_s` and last at `at_s` (monotonic).
+    """Request to a node to stop an attempt, first sent at `since_s` and last at `updated_s` (monotonic).
 
-    `is_acknowledged`: the node has acknowledged it; `at_s` is then the time of that reply.
+    `is_acknowledged`: the node has acknowledged it; `updated_s` is then the time of that reply.
     """
 
     how: str
@@ -103,7 +103,7 @@ class StopRequest:
 
 
 CUT_OFF_AFTERMATH_S = 60.0
-"""Seconds after its nodes answer again in which an attempt may still fail because of broken connections."""
+"""Seconds after its nodes respond again in which an attempt may still fail because of broken connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +131,25 @@ class PendingLowering:
 class LiveAttempt:
     """Attempt that may still run. Times are monotonic seconds.
 
-    `launching` until the reply to its launch. `since_s`: from then on, its nodes must list it. `is_fence_known`: this
+    `launching` until the reply to its launch. `since_s`: from then on, its nodes must list it. `is_fence_checked`: this
     process launched it, or has read that its fence is not above it. `read_s`: when the fence was last read.
     `fence_requested_s` and `fenced_s`: when a fence above its epoch was requested, and when Ray had stored it.
     `raised_s`: first such request since the fence was last lowered. `lowering` is set until lowering is confirmed.
     `stop_requests` are stop requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures
-    that its nodes report while `cut_off` explains them are attributed to it, whatever stop we requested.
-    `superseded_reason` is "" or why the attempt does not count any more, whatever its nodes report. `told_at` is the
-    position of the newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace`
-    is None before its first report.
+    reported while `cut_off` explains them are attributed to it, whatever stop we requested. `superseded_reason` is ""
+    or why the attempt does not count any more, whatever outcome its nodes send. `last_event_at` is the position of the
+    newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None before
+    its first report.
     """
 
     job: str
     epoch: int
-    parts: tuple[Part, ...]
+    parts: tuple[AttemptPart, ...]
     since_s: float
     launching: bool = False
     last_event_at: int = 0
     stop_requests: Mapping[str, StopRequest] = field(default_factory=dict)
-    is_fence_known: bool = True
+    is_fence_checked: bool = True
     read_s: float = 0.0
     fence_requested_s: float | None = None
     fenced_s: float | None = None
@@ -178,7 +178,7 @@ class LiveAttempt:
         return all(part.phase == "running" for part in self.parts)
 
     def begin_cut_off(self, why: str, now_s: float) -> "LiveAttempt":
-        """Begin or extend a disconnection. The first reason is kept as long as it explains failures."""
+        """Begin or extend a disconnection. The first reason stays as long as it explains failures."""
         previous = self.cut_off
         still_explains = previous is not None and previous.explains(now_s)
         return replace(
@@ -186,7 +186,7 @@ class LiveAttempt:
         )
 
     def end_cut_off(self, now_s: float) -> "LiveAttempt":
-        """End the disconnection, because all nodes answer."""
+        """End the disconnection, because all nodes respond."""
         if self.cut_off is None or self.cut_off.until_s is not None:
             return self
         return replace(self, cut_off=replace(self.cut_off, until_s=now_s))
@@ -194,9 +194,9 @@ class LiveAttempt:
     def part_key(self, node_rank: int) -> str:
         return f"{self.key}.{node_rank}"
 
-    def with_part(self, node_rank: int, part: Part, told_at: int | None = None) -> "LiveAttempt":
+    def with_part(self, node_rank: int, part: AttemptPart, position: int | None = None) -> "LiveAttempt":
         parts = (*self.parts[:node_rank], part, *self.parts[node_rank + 1 :])
-        return replace(self, parts=parts, last_event_at=self.last_event_at if told_at is None else told_at)
+        return replace(self, parts=parts, last_event_at=self.last_event_at if position is None else position)
 
 
 def attempt_of(record: Record, now_s: float, *, launching: bool = False, last_position: int = 0) -> LiveAttempt | None:
@@ -204,9 +204,9 @@ def attempt_of(record: Record, now_s: float, *, launching: bool = False, last_po
     attempt = record.live_attempt
     if attempt is None:
         return None
-    parts: list[Part] = []
+    parts: list[AttemptPart] = []
     first_rank = 0
     for devices_id, numbers in attempt.allocation:
-        parts.append(Part(node_of(devices_id), devices_id, numbers, first_rank))
+        parts.append(AttemptPart(node_of(devices_id), devices_id, numbers, first_rank))
         first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
     return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, launching, last_position)

@@ -77,7 +77,7 @@ def review(draft: Draft, snapshot: Snapshot, next_plan: Plan, tick: Tick) -> Pla
     """Request the nodes that a plan lacks, wake and rest nodes. Return the plan with notes for waiting jobs."""
     scaling, now_s = _scaling(draft), draft.now.s
     if not (scaling.groups or scaling.confirmed_request or scaling.pending_request):
-        return next_plan  # there is no autoscaler to ask
+        return next_plan  # there is no autoscaler
     # A job that waits for a lost node waits for that node itself, not for a replacement.
     snapshot = replace(
         snapshot, devices=tuple(have for have in snapshot.devices if not draft.nodes[have.node].lost_reason)

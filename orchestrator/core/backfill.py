@@ -30,8 +30,8 @@ MAX_HOLDERS = 3
 class Reservation:
     """Reservation of `count` devices on each of `nodes` (devices ids) for candidate number `candidate`.
 
-    `missing`: devices that will be neither free nor freeing after `victims` have stopped. `short_of` names the memory
-    that some nodes lack, `elsewhere` what victims on other nodes hold.
+    `missing`: devices that will be neither free nor freeing after `victims` have stopped. `lacking` names the memory
+    that some nodes lack, `held_elsewhere` what victims on other nodes hold.
     """
 
     candidate: int
@@ -183,10 +183,13 @@ def _stoppable(job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: s
     others = (
         capacity.running[name] for name in sorted({*equals, *capacity.quota.borrowed}) if name in capacity.running
     )
-    return [*lower, *(r for r in others if r.priority >= job.priority and _gives_way(r, job, capacity, equals, kind))]
+    return [
+        *lower,
+        *(r for r in others if r.priority >= job.priority and _may_be_stopped(r, job, capacity, equals, kind)),
+    ]
 
 
-def _gives_way(attempt: Running, job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> bool:
+def _may_be_stopped(attempt: Running, job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> bool:
     equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
     return equal or capacity.quota.must_return(attempt, job, kind)
 
@@ -204,7 +207,7 @@ class _DeviceRequest:
     def fewest_victims(self, promised: Availability, lower: list[Running]) -> list[Running]:
         """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
 
-        Kept running first: higher priority, then submitted earlier, then by name.
+        Those that continue running first: higher priority, then submitted earlier, then by name.
         """
         helpful = [r for r in lower if self._is_useful(r, promised)]
         left, victims = promised.copy(), list(helpful)

@@ -138,8 +138,8 @@ class FreeCapacity:
         vendor = "" if job.recovery.cross_vendor else job.backend
         wants = tuple([(want.nodes, *request_key(want)) for want in job.candidates])
         project = job.project if job.project in self.quota.projects else ""
-        place = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
-        return (job.priority, job.objective, project, vendor, *place, wants)
+        key = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
+        return (job.priority, job.objective, project, vendor, *key, wants)
 
     def _remove(self, devices_id: str, numbers: Iterable[int]) -> None:
         self.version += 1
@@ -152,7 +152,7 @@ def _merged(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _group_key(have: Devices) -> tuple[object, ...]:
-    """Return a key of the facts that the LASTING rules and islands depend on, except the node's name.
+    """Return a key of the facts that STATIC_RULES and islands depend on, except the node's name.
 
     A node that takes no jobs may have a reason of its own, so that is part of the key.
     """
@@ -164,6 +164,6 @@ def _group_key(have: Devices) -> tuple[object, ...]:
 
 def request_key(want: Candidate) -> tuple[object, ...]:
     """Return a key of the fields that decide on which devices a candidate may run."""
-    place = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
+    key = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
     each = (want.dtypes, want.features, want.memory_bytes, want.memory_estimated, want.max_price)
-    return (*place, *each, want.min_count, want.count, want.exclusive)
+    return (*key, *each, want.min_count, want.count, want.exclusive)

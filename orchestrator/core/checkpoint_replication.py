@@ -20,7 +20,7 @@ from orchestrator.core.timing import NODE_SILENT_S
 MAX_CONCURRENT_COPIES = 4
 """Maximum number of copies that run at the same time, for all jobs."""
 
-SPARE_BYTES = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 """Bytes that a copy leaves free on a disk."""
 
 RETRY_S = 10.0
@@ -35,10 +35,10 @@ MAX_ENDED_JOBS = 1000
 def start_copies(draft: Draft) -> None:
     """Start copies that are due, the longest waiting job first. Called once per tick."""
     _drop_expired(draft)
-    under_way = sum(bool(copying.target) for copying in draft.copies.values())
+    running = sum(bool(copying.target) for copying in draft.copies.values())
     records = [*(draft.records[job] for job in draft.attempts), *(ended.record for ended in draft.uncopied.values())]
     waiting = sorted((_copy_state(draft, r.job.id).due_s, r.job.id) for r in records if _is_due(draft, r))
-    for _, job in waiting[: max(MAX_CONCURRENT_COPIES - under_way, 0)]:
+    for _, job in waiting[: max(MAX_CONCURRENT_COPIES - running, 0)]:
         if record := draft.find_record(job):
             _start_copy(draft, record)
 
@@ -122,7 +122,7 @@ def choose_node(
     }
     if not candidates:
         return "", "no other machine with its own storage is available for a copy"
-    needed_bytes = int(point.get("bytes", 0)) + SPARE_BYTES
+    needed_bytes = int(point.get("bytes", 0)) + MIN_FREE_BYTES
     fits = {name: facts for name, facts in candidates.items() if facts.disk_free_bytes >= needed_bytes}
     if not fits:
         return "", _too_full(candidates, needed_bytes)

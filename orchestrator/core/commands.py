@@ -12,14 +12,14 @@ from workers.messages import Order
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Reserve, raise the fence, copy checkpoint and code, start every part. Answered by Launched or LaunchFailed.
+    """Reserve, raise the fence, copy checkpoint and code, start every part. Reply: Launched or LaunchFailed.
 
     `orders` are by node rank, without the rendezvous address, the checkpoint to resume from and `data`, which is copied
-    to every node. `bundles` are Ray resources by node rank, reserved under the name `place`. `fence_is_ours`: the fence
-    may be at this epoch already, because we raised it; if not, a fence there means that an attempt of this epoch has
-    run. `earlier_pools` are the pools that may hold checkpoints of the job, `last_checkpoint` is the newest one that it
-    reported; `waits_for_checkpoint`: the job waits if that cannot be reached. `replicas` are its copies on other
-    machines. `previous_attempts` are the previous attempts, newest first.
+    to every node. `bundles` are Ray resources by node rank, reserved under the name `reservation_name`.
+    `fence_is_ours`: the fence may be at this epoch already, because we raised it; if not, a fence there means that an
+    attempt of this epoch has run. `earlier_pools` are the pools that may hold checkpoints of the job, `last_checkpoint`
+    is the newest one that it reported; `waits_for_checkpoint`: the job waits if that cannot be reached. `replicas` are
+    its copies on other machines. `previous_attempts` are the previous attempts, newest first.
     """
 
     job: str
@@ -28,9 +28,9 @@ class Launch:
     orders: tuple[Order, ...]
     bundles: tuple[Mapping[str, float], ...]
     pool: str
-    place: str
+    reservation_name: str
     fence_is_ours: bool = False
-    package: str = ""
+    code_archive: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict)
     earlier_pools: tuple[str, ...] = ()
     last_checkpoint: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop an attempt on a node. Answered by Stopped with the same `requested_s` (monotonic).
+    """Stop an attempt on a node. Reply: StopAnswered with the same `requested_s` (monotonic).
 
     `how` is one of workers.messages.STOPS.
     """
@@ -70,7 +70,8 @@ class RemoveFiles:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Invalidate all attempts of `job` older than `epoch`. Answered by Fenced with the same `requested_s` (monotonic).
+    """Invalidate all attempts of `job` older than `epoch`. Reply: FenceAnswered with the same `requested_s`
+    (monotonic).
 
     `lower`: remove the fence just above attempt `epoch`, so that the attempt counts again. Fences of a job change in
     the order of these commands.
@@ -84,15 +85,15 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Remove the reservation `place` in Ray. Answered by Released with the same `requested_s`."""
+    """Remove the reservation `reservation_name` in Ray. Reply: ReleaseAnswered with the same `requested_s`."""
 
-    place: str
+    reservation_name: str
     requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgent:
-    """Find or start the agent of a node. Answered by AgentMade."""
+    """Find or start the agent of a node. Reply: AgentStarted."""
 
     node: str
     ray_id: str
@@ -100,7 +101,7 @@ class StartAgent:
 
 @dataclass(frozen=True, slots=True)
 class RestartAgent:
-    """End an agent that does not answer, so that Ray restarts it. No reply: the new agent registers itself."""
+    """End an agent that does not respond, so that Ray restarts it. No reply: the new agent registers itself."""
 
     node: str
     ray_id: str
@@ -111,7 +112,7 @@ class RestartAgent:
 class RestartNode:
     """End an idle node so that it is started again, if Ray still holds a stuck reservation there.
 
-    Ray then lists it under a new id; otherwise the reply is NotRestarted.
+    Ray then lists it under a new id; otherwise the reply is NodeNotRestarted.
     """
 
     node: str
@@ -137,7 +138,7 @@ class EndIdleAgent:
 
 @dataclass(frozen=True, slots=True)
 class RequestNodes:
-    """Request from the autoscaler all nodes that are needed, those in use included. Answered by NodesAsked.
+    """Request from the autoscaler all nodes that are needed, those in use included. Reply: NodeRequestAnswered.
 
     Each request replaces the one before.
     """
@@ -158,9 +159,9 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Copy checkpoint `path` of `pool`, read through node `reader`, to the storage of `node`. Answered by Replicated.
+    """Copy checkpoint `path` of `pool`, read through node `reader`, to the storage of `node`. Reply: Replicated.
 
-    The newest `keep` copies are kept there.
+    Older copies there than the newest `keep` are removed.
     """
 
     job: str

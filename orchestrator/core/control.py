@@ -6,14 +6,14 @@ stored. No threads, no clock, no Ray.
 | file                      | decides                                                                            |
 |---------------------------|------------------------------------------------------------------------------------|
 | membership.py             | which nodes exist, whose agent is restarted, which nodes take no jobs              |
-| attempt_reports.py        | how reports of agents change attempts                                              |
+| attempt_reports.py        | how messages of agents change attempts                                             |
 | suspicion.py              | when a part of an attempt on a silent node counts as ended                         |
 | epoch_guard.py            | when a job may be placed that may have a running attempt missing from the log      |
 | attempt_stops.py          | which attempts are stopped, and how an attempt ends                                |
 | placement.py              | where waiting jobs run (plan.py), and the orders for their nodes (launch_orders.py)|
 | autoscaler.py             | which nodes an autoscaler should start (demand.py) or may remove                   |
 | user_requests.py          | how users' requests change jobs; node_requests.py: nodes                           |
-| progress.py               | the progress of open jobs, from their reports                                      |
+| progress.py               | the progress of open jobs, from the reports of their ranks                         |
 | checkpoint_replication.py | which checkpoint is copied to another machine, to which one, and when              |
 | leaked_devices.py         | which devices are leaked, and which node is restarted to free them                 |
 """
@@ -74,21 +74,21 @@ def control_from_log(
     drained: Mapping[str, str],
     last_position: Callable[[str, int], int],
     now: Now,
-    reported: Mapping[str, Mapping[str, Any]] | None = None,
+    last_reported: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Control:
     """Return the state of a controller that starts, from the open jobs in the store.
 
-    `last_position` returns the position of the last stored event of an attempt (job, epoch). `reported`: last report
-    by job.
+    `last_position` returns the position of the last stored event of an attempt (job, epoch). `last_reported`: last
+    report by job.
     """
-    draft, last_reports = Draft(Control(drained=dict(drained)), now), reported or {}
+    draft, last_metrics = Draft(Control(drained=dict(drained)), now), last_reported or {}
     for record in records:
         draft.put_record(record)
         if record.attempts and record.job.id in draft.records:
-            draft.progress[record.job.id] = progress.progress_of(record, last_reports.get(record.job.id, {}), now.s)
+            draft.progress[record.job.id] = progress.progress_of(record, last_metrics.get(record.job.id, {}), now.s)
         if (attempt := attempt_of(record, now.s)) is not None:
             draft.add_attempt(
-                replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch), is_fence_known=False)
+                replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch), is_fence_checked=False)
             )
     return draft.finish()
 
@@ -102,9 +102,9 @@ def submitted(draft: Draft, message: m.Submitted) -> None:
 
 def released(draft: Draft, message: m.ReleaseAnswered) -> None:
     """Handle the reply to a release. It does not count for a reservation made after the request was sent."""
-    pending = draft.pending_releases.get(message.place)
+    pending = draft.pending_releases.get(message.reservation_name)
     if pending is not None and not message.error and message.requested_s >= pending.since_s:
-        draft.pending_releases.pop(message.place)
+        draft.pending_releases.pop(message.reservation_name)
 
 
 def fenced(draft: Draft, message: m.FenceAnswered) -> None:
@@ -120,9 +120,9 @@ def joined(draft: Draft, message: m.ClusterJoined) -> None:
 
 def reserved(draft: Draft, message: m.ReservationsListed) -> None:
     """Release reservations that belong to no live attempt."""
-    live_places = {attempt.allocation_name for attempt in draft.attempts.values()}
-    for place in sorted(message.places - live_places - draft.pending_releases.current.keys()):
-        draft.pending_releases[place] = PendingRelease(f"reservation {place}", draft.now.s)
+    live_names = {attempt.allocation_name for attempt in draft.attempts.values()}
+    for name in sorted(message.names - live_names - draft.pending_releases.current.keys()):
+        draft.pending_releases[name] = PendingRelease(f"reservation {name}", draft.now.s)
 
 
 def tick(draft: Draft, message: m.Tick) -> None:
@@ -140,7 +140,7 @@ def tick(draft: Draft, message: m.Tick) -> None:
 
 
 def _skip_clock_gap(draft: Draft) -> None:
-    """Shift contact times after a gap between ticks: while this process was stopped, no node could be heard."""
+    """Shift contact times after a gap between ticks: while this process was stopped, it received no replies."""
     gap_s = draft.now.s - draft.control.ticked_s
     draft.change(ticked_s=draft.now.s)
     if gap_s > CLOCK_GAP_S and draft.control.ticked_s:
@@ -158,9 +158,9 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.ResumeRequested: node_requests.resume,
     m.RemoveRequested: node_requests.remove,
     m.ClusterJoined: joined,
-    m.ClusterParted: membership.cluster_left,
+    m.ClusterLeft: membership.cluster_left,
     m.NodesListed: membership.nodes_listed,
-    m.AgentStarted: membership.agent_made,
+    m.AgentStarted: membership.agent_started,
     m.AgentDied: membership.agent_died,
     m.AgentFailed: membership.agent_failed,
     m.Heartbeat: attempt_reports.apply_reply,
@@ -179,7 +179,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
 
 
 def poll_arguments(control: Control, node: str) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the arguments of a poll of a node: the cursor and last known phase of each attempt there, by key."""
+    """Return the arguments of a poll of a node: the cursor and last recorded phase of each attempt there, by key."""
     cursors: dict[str, int] = {}
     phases: dict[str, str] = {}
     for job in control.on_node.get(node, ()):

@@ -1,6 +1,6 @@
 """Compute the nodes that an autoscaler should provide: those in use, and those that waiting jobs need. Pure.
 
-Each request to Ray's autoscaler contains the demand of the whole cluster and replaces the one before. Nodes that run
+Each request to Ray's autoscaler contains the demand of the entire cluster and replaces the previous one. Nodes that run
 something are part of it; idle ones are not and may be removed. So two plans are made with the same rules (kinds,
 memory, gangs, ranges, vendors): one for the existing nodes, and one for the jobs still waiting, with all nodes that may
 be started.
@@ -15,7 +15,7 @@ from orchestrator.core.plan import plan
 Request = dict[str, dict[str, object]]
 
 NEW_NODE_PREFIX = "+"
-"""First character in names of nodes that do not exist yet. No job can ask for such a name."""
+"""First character in names of nodes that do not exist yet. No job can request such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def in_use(snapshot: Snapshot, next_plan: Plan) -> dict[str, set[str]]:
 
 
 def requests(demand: Demand, groups: tuple[NodeGroup, ...]) -> list[Request]:
-    """Return the demand in the form of `request_cluster_resources` of Ray's autoscaler: one bundle per node."""
+    """Return the demand in the form of `request_cluster_resources` of Ray's autoscaler: one Ray bundle per node."""
     return [
         {"resources": dict(group.resources), "label_selector": {"polyfleet.io/pool": group.pool}}
         for group in groups

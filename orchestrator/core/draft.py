@@ -36,14 +36,14 @@ class EpochGuard:
     """State of the guard of a job whose log is an older copy (see core/epoch_guard.py).
 
     `floor`: highest epoch that other attempts may have used. `epoch`: fence that is requested, since `since_s` and last
-    at `requested_s`. `stood_s`: when Ray had stored a fence above `floor`.
+    at `requested_s`. `fence_stored_s`: when Ray had stored a fence above `floor`.
     """
 
     floor: int = -1
     epoch: int = -1
     since_s: float = 0.0
     requested_s: float = 0.0
-    stood_s: float | None = None
+    fence_stored_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Control:
 
     `records` are the open jobs (not ended, or with an attempt that may still run), `attempts` these attempts, by job.
     `on_node`: jobs with an attempt on each node. `drained`: node -> reason. `paused_until_s` and `since`: by job.
-    `pending_releases`: places whose reservation has to be released. `raised_fences`: by job, the fence that we last
-    raised above an attempt. `overtaken`: jobs with attempts that are missing from the log. `copies`, `progress` and,
-    for ended jobs, `uncopied`: by job. `problem`: why nothing can be placed, or "". `is_joined`: the controller is in
-    the fleet's cluster, since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time of the newest
-    plan, `full_plan_s` of the newest full one, in which jobs of equal priority could move; `memory` is input of the
-    next plan. `ticked_s`: time of the newest tick. `needs_plan`: a new plan may differ from the last one.
+    `pending_releases`: by allocation name, reservations that must be released. `raised_fences`: by job, the fence that
+    we last raised above an attempt. `epoch_guards`: jobs with attempts that are missing from the log. `copies`,
+    `progress` and, for ended jobs, `uncopied`: by job. `problem`: why nothing can be placed, or "". `is_joined`: the
+    controller is in the fleet's cluster, since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time
+    of the newest plan, `full_plan_s` of the newest full one, in which jobs of equal priority could move; `memory` is
+    input of the next plan. `ticked_s`: time of the newest tick. `needs_plan`: a new plan may differ from the last one.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -275,7 +275,7 @@ class Draft:
         is_waiting = job.state in WAITING
         if previous is None or (previous.job.state in WAITING) != is_waiting:
             since = self.since.get(job.id)
-            self.since[job.id] = Since(since.known_s if since else self.now.s, self.now.s)
+            self.since[job.id] = Since(since.added_s if since else self.now.s, self.now.s)
 
     def drop_copies(self, job: str) -> None:
         """Make no more copies for an ended job."""

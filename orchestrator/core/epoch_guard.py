@@ -1,6 +1,6 @@
 """Guard epochs that may be in use by attempts missing from this log, because it is an older copy. Pure.
 
-Such an attempt may still run on a node that does not answer. So a fence is raised above its epoch, and its job is
+Such an attempt may still run on a node that does not respond. So a fence is raised above its epoch, and its job is
 placed one full lease after Ray has stored that fence. The stored fence is read first: if it is above all epochs in this
 log, another controller raised it for an attempt of its own.
 """
@@ -24,7 +24,7 @@ def review(draft: Draft) -> None:
             continue
         if guard.floor != job.floor:
             _request_fence(draft, job, EpochGuard(job.floor, job.next_epoch - 1, since_s=draft.now.s))
-        elif guard.stood_s is None and draft.now.s - guard.requested_s > FENCE_RETRY_S:
+        elif guard.fence_stored_s is None and draft.now.s - guard.requested_s > FENCE_RETRY_S:
             _request_fence(draft, job, guard)
 
 
@@ -48,8 +48,8 @@ def fence_answered(draft: Draft, message: FenceAnswered) -> None:
     elif guard.epoch < job.next_epoch:
         draft.raised_fences[job.id] = job.next_epoch
         _request_fence(draft, job, EpochGuard(guard.floor, job.next_epoch, since_s=draft.now.s))
-    elif guard.stood_s is None:
-        draft.epoch_guards[job.id] = replace(guard, stood_s=draft.now.s)
+    elif guard.fence_stored_s is None:
+        draft.epoch_guards[job.id] = replace(guard, fence_stored_s=draft.now.s)
 
 
 def restart_guards(draft: Draft) -> None:
@@ -70,9 +70,9 @@ def guard_reasons(control: Control, now_s: float) -> dict[str, str]:
 
 
 def _left_s(job: Job, guard: EpochGuard, now_s: float) -> float:
-    if guard.floor != job.floor or guard.stood_s is None:
+    if guard.floor != job.floor or guard.fence_stored_s is None:
         return float("inf")
-    return guard.stood_s + lease_s(job) + LEASE_MARGIN_S - now_s
+    return guard.fence_stored_s + lease_s(job) + LEASE_MARGIN_S - now_s
 
 
 def _sentence(job: Job, guard: EpochGuard, left_s: float) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.capacity import FreeCapacity
 from orchestrator.core.durations import duration_text
-from orchestrator.core.expected_duration import Expected, restart_s
+from orchestrator.core.expected_duration import ExpectedDuration, restart_s
 from orchestrator.core.model import Running, Snapshot
 from orchestrator.core.moves import fullest, is_worth_moving, movable_attempts, nodes_at
 from orchestrator.core.placement_slots import Place
 from orchestrator.core.planner.job_order import LeavingJob
 
-UNCHANGED = Expected(0.0, is_known=True)
+UNCHANGED = ExpectedDuration(0.0, has_evidence=True)
 """Expected difference for a job that moves to other nodes of its island: it only has to start again."""
 
 
@@ -55,7 +55,9 @@ def _move(
     if nodes := fullest(leave.place, available):
         return Move(leave, tuple(nodes))
     possible = [*leaves.values(), *_movable_nearby(leave.place, leaves, available, snapshot, capacity)]
-    others = [other for other in possible if other is not leave and _can_make_room(other, leave, available, capacity)]
+    others = [
+        other for other in possible if other is not leave and _can_free_devices(other, leave, available, capacity)
+    ]
     victims = _minimal_victims(leave, others, available, snapshot)
     lost_s = sum(_lost_s(victim, leave, snapshot) for victim in victims)
     if not victims or not is_worth_moving(leave, snapshot, lost_s):
@@ -79,7 +81,9 @@ def _movable_nearby(
             yield LeavingJob(attempt, replace(place, count=devices, nodes=1), UNCHANGED, UNCHANGED)
 
 
-def _can_make_room(other: LeavingJob, leave: LeavingJob, available: Mapping[str, int], capacity: FreeCapacity) -> bool:
+def _can_free_devices(
+    other: LeavingJob, leave: LeavingJob, available: Mapping[str, int], capacity: FreeCapacity
+) -> bool:
     is_equal = other.attempt.priority == leave.attempt.priority and other.attempt.job in capacity.running
     return is_equal and any(devices_id in available for devices_id, _ in other.attempt.allocation)
 
@@ -109,7 +113,7 @@ def _minimal_victims(
 def _lost_s(other: LeavingJob, leave: LeavingJob, snapshot: Snapshot) -> float:
     """Return the time that a job loses: its restart, and the wait for its old place or its decided one."""
     waits_s = leave.there.seconds
-    if other.place is not None and other.here.is_known and other.there.is_known:
+    if other.place is not None and other.here.has_evidence and other.there.has_evidence:
         waits_s = min(waits_s, max(0.0, other.there.seconds - other.here.seconds))
     return restart_s(other.attempt.job, snapshot) + waits_s
 
@@ -120,11 +124,11 @@ def _count(available: dict[str, int], attempt: Running, sign: int) -> None:
             available[devices_id] += sign * len(numbers)
 
 
-def makes_room_reason(victim: LeavingJob, move: Move, snapshot: Snapshot) -> str:
+def exchange_reason(victim: LeavingJob, move: Move, snapshot: Snapshot) -> str:
     """Say why a job stops for one that now runs elsewhere."""
     job, place = move.leave.attempt.job, move.leave.place
     assert place is not None
-    why = f"makes way on {', '.join(move.nodes)} for {job} of the same priority, which ends there"
+    why = f"stops on {', '.join(move.nodes)} for {job} of the same priority, which ends there"
     saved_s = move.leave.here.seconds - move.leave.there.seconds
     lost_s = _lost_s(victim, move.leave, snapshot)
     return f"{why} about {duration_text(saved_s)} earlier; this job loses about {duration_text(lost_s)}"

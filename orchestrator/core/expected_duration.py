@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.model import Job, Progress, Snapshot
 from orchestrator.core.policy import HIGHEST
-from orchestrator.core.remaining_time import Evidence, attained, is_known, remaining
+from orchestrator.core.remaining_time import Evidence, attained, has_evidence, remaining
 
 RESTART_S = 60.0
 """Assumed duration of a start, for a job whose own start was not measured yet."""
@@ -14,28 +14,29 @@ NO_PROGRESS = Progress()
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedDuration:
     """Expected remaining time.
 
-    `is_known`: it was measured, reported or declared for this kind, or for a kind with measured relative speed.
+    `has_evidence`: it was measured, reported or declared for this kind or for one with a measured relative speed; else
+    it is a guess.
     """
 
     seconds: float
-    is_known: bool
+    has_evidence: bool
 
 
-Expect = Callable[[Job, str, int], Expected]
+Expect = Callable[[Job, str, int], ExpectedDuration]
 """Function of a job, a kind and a total number of devices."""
 
 
 def expectation(snapshot: Snapshot) -> Expect:
     running = {attempt.job: attempt for attempt in snapshot.running}
 
-    def of(job: Job, kind: str, devices: int) -> Expected:
+    def of(job: Job, kind: str, devices: int) -> ExpectedDuration:
         progress, running_attempt = snapshot.progress.get(job.id, NO_PROGRESS), running.get(job.id)
         done = attained(progress, running_attempt, in_state_s(job.id, snapshot)) if running_attempt else progress.ran_on
         evidence = Evidence(snapshot.throughput, progress, snapshot.history, done)
-        return Expected(remaining(job, kind, devices, evidence).seconds, is_known(job, kind, evidence))
+        return ExpectedDuration(remaining(job, kind, devices, evidence).seconds, has_evidence(job, kind, evidence))
 
     return of
 

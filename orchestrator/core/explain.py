@@ -25,8 +25,8 @@ MAX_CACHED_REASONS = 1000
 class CandidateExplanation:
     """Explanation of one candidate: ids of devices that could hold (part of) it now, other ids with the reason.
 
-    The key "" of `refused` has reasons about the whole fleet, e.g. no island has enough nodes, or what the job waits
-    for. `measured` contains, by fitting devices id, the measured throughput of the job's workload on that kind.
+    The key "" of `refused` has reasons about the fleet as a whole, e.g. no island has enough nodes, or what the job
+    waits for. `measured` contains, by fitting devices id, the measured throughput of the job's workload on that kind.
     """
 
     candidate: int
@@ -105,18 +105,18 @@ def deadline_miss(job: Job, snapshot: Snapshot) -> str:
         return ""
     if (remaining_s := job.deadline_s - snapshot.wall_s) <= 0:
         return f"its deadline was {duration_text(-remaining_s)} ago"
-    best_s = min(_known_durations_s(job, snapshot), default=0.0)
+    best_s = min(_expected_durations_s(job, snapshot), default=0.0)
     over_s = -slack_s(job, snapshot.wall_s, best_s)
     return f"ends {duration_text(over_s)} after its deadline at the earliest" if over_s > 0 else ""
 
 
-def _known_durations_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
-    """Yield the expected seconds at each possible place for which they are known."""
+def _expected_durations_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
+    """Yield the expected seconds at each possible place, except where they are only guessed."""
     capacity, expect = FreeCapacity(snapshot), expectation(snapshot)
     for want in job.candidates:
         for island, ids in capacity.candidate_nodes(want).islands.items():
             count = minimum_count(want, capacity.devices[ids[0]]) if want.exclusive else want.count
-            if (duration := expect(job, island.kind, count * want.nodes)).is_known:
+            if (duration := expect(job, island.kind, count * want.nodes)).has_evidence:
                 yield duration.seconds
 
 
@@ -160,7 +160,7 @@ def _explain_candidate(
     measured = {
         name: snapshot.throughput.sentence(job, index, have.kind, snapshot.wall_s) for name, have in fits.items()
     }
-    shown = measured if job.workload else {}
+    rates = measured if job.workload else {}
     return CandidateExplanation(
         index,
         want.kinds,
@@ -170,7 +170,7 @@ def _explain_candidate(
         want.pool,
         tuple(fits),
         refused,
-        shown,
+        rates,
         want.exclusive,
     )
 

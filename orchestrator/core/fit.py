@@ -36,14 +36,14 @@ def right_kind(want: Candidate, have: Devices) -> str:
 def emulated_only_if_named(want: Candidate, have: Devices) -> str:
     if not have.emulated or is_named(want, have):
         return ""
-    return f"is emulated on the CPU; ask for {have.kind} or pool {have.pool} to use it"
+    return f"is emulated on the CPU; request {have.kind} or pool {have.pool} to use it"
 
 
 def right_pool(want: Candidate, have: Devices) -> str:
     if want.pool not in ("", have.pool):
-        return f"is in pool {have.pool}, but the job asks for pool {want.pool}"
+        return f"is in pool {have.pool}, but the job requires pool {want.pool}"
     if want.pools and have.pool not in want.pools:
-        return f"is in pool {have.pool}, but the job asks for pools {', '.join(want.pools)}"
+        return f"is in pool {have.pool}, but the job requires pools {', '.join(want.pools)}"
     return f"is in pool {have.pool}, which the job excludes" if have.pool in want.not_pools else ""
 
 
@@ -51,9 +51,9 @@ def supports_dtypes(want: Candidate, have: Devices) -> str:
     """Check native support of the requested dtypes in the catalogue; a dtype without an entry is refused."""
     supported = {dtype: has_native_dtype(have.backend, architecture_of(have.kind), dtype) for dtype in want.dtypes}
     if wrong := next((dtype for dtype, native in supported.items() if native is False), ""):
-        return f"does not compute with {wrong} natively, which the job asks for"
+        return f"does not compute with {wrong} natively, which the job requires"
     unknown = next((dtype for dtype, native in supported.items() if native is None), "")
-    return f"is not known to compute with {unknown} natively, which the job asks for" if unknown else ""
+    return f"has no documented native support for {unknown}, which the job requires" if unknown else ""
 
 
 def offers_features(want: Candidate, have: Devices) -> str:
@@ -61,9 +61,9 @@ def offers_features(want: Candidate, have: Devices) -> str:
     offered = {feature: offers(have.kind, feature) for feature in want.features}
     if missing := next((feature for feature, has_it in offered.items() if not has_it), ""):
         name, _, which = missing.partition("=")
-        request_text = "which the job asks for" if not which else f"but the job asks for {which}"
+        request_text = "which the job requires" if not which else f"but the job requires {which}"
         if offered[missing] is None:
-            return f"is not known to offer {name}, {request_text}"
+            return f"has no documented support for {name}, {request_text}"
         return (
             f"offers {name} {features(have.kind)[name]}, {request_text}"
             if which
@@ -75,7 +75,7 @@ def offers_features(want: Candidate, have: Devices) -> str:
 def right_node(want: Candidate, have: Devices) -> str:
     if want.node in ("", have.node):
         return ""
-    return f"is node {have.node}, but the job asks for node {want.node}"
+    return f"is node {have.node}, but the job requires node {want.node}"
 
 
 def enough_memory(want: Candidate, have: Devices) -> str:
@@ -135,7 +135,7 @@ def vendor_change_reason(job: Job, have: Devices) -> str:
 
 
 REQUEST_RULES: tuple[Rule, ...] = (right_kind, emulated_only_if_named, right_pool, right_node)
-"""Rules that compare devices with what the job asks for."""
+"""Rules that compare devices with what the job requires."""
 
 PERMANENT_RULES: tuple[Rule, ...] = (
     *REQUEST_RULES,

@@ -47,7 +47,7 @@ ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrup
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement of a job. It holds its devices (`leases`) until `ended_s` is set.
+    """One placement of a job. It holds its devices (`allocation`) until `ended_s` is set.
 
     `outcome` is a value of ENDINGS or more specific. `launch` is copied from its candidate, because a migration may
     replace the candidates. `aged` is the priority that its job had gained by waiting. `peak_memory_bytes` is that of
@@ -174,8 +174,8 @@ def submitted(job: Job, spec: dict[str, Any], now_s: float) -> Event:
 
 def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
     """Return the event that makes `start` the job's next attempt."""
-    leases = [[devices_id, list(numbers)] for devices_id, numbers in start.allocation]
-    data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": leases, "reason": start.reason}
+    allocation = [[devices_id, list(numbers)] for devices_id, numbers in start.allocation]
+    data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": allocation, "reason": start.reason}
     data["launch"] = job.candidates[start.candidate].launch
     if start.aged:
         data["aged"] = start.aged
@@ -237,10 +237,10 @@ def _moved(record: Record, event: Event) -> Record:
 
 def _placed(record: Record, event: Event) -> Record:
     data = event.data
-    leases = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
+    allocation = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
     placement = data["candidate"], data["kind"], data["pool"]
     launch, aged = data.get("launch", "node"), data.get("aged", 0)
-    attempt = Attempt(event.epoch, *placement, leases, event.time_s, launch=launch, aged=aged)
+    attempt = Attempt(event.epoch, *placement, allocation, event.time_s, launch=launch, aged=aged)
     job = replace(record.job, epoch=event.epoch, backend=data["kind"].partition(":")[0])
     return replace(record, job=job, attempts=(*record.attempts, attempt))
 

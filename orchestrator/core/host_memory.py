@@ -35,8 +35,8 @@ class HostMemory:
             return {}
         return self._needed(job.candidates[attempt.candidate], attempt.allocation)
 
-    def allocate(self, want: Candidate, leases: Allocation) -> None:
-        for host, size_bytes in self._needed(want, leases).items():
+    def allocate(self, want: Candidate, allocation: Allocation) -> None:
+        for host, size_bytes in self._needed(want, allocation).items():
             self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
 
     def count_as_stopping(self, attempt: Running) -> None:
@@ -83,9 +83,9 @@ class HostMemory:
             f"jobs, but the job needs {gib(want.memory_bytes * need)} GiB"
         )
 
-    def _needed(self, want: Candidate, leases: Allocation) -> dict[str, int]:
+    def _needed(self, want: Candidate, allocation: Allocation) -> dict[str, int]:
         needed: dict[str, int] = defaultdict(int)
-        for devices_id, numbers in leases if want.memory_bytes else ():
+        for devices_id, numbers in allocation if want.memory_bytes else ():
             if host := self._host.get(devices_id):
                 needed[host] += want.memory_bytes * len(numbers)
         return needed

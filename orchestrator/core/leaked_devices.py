@@ -35,7 +35,7 @@ class Leak:
 
 
 def note_stuck(draft: Draft, names: Iterable[str]) -> None:
-    """Record that a launch failed because resources of these nodes are reserved without a holder that Ray knows."""
+    """Record that a launch failed because Ray reserves resources of these nodes for no existing holder."""
     for name in names:
         if (node := draft.nodes.get(name)) is not None:
             withheld = node.stuck or StuckReservation(draft.now.s, draft.now.s)
@@ -65,7 +65,7 @@ def _restart(draft: Draft, node: Node, withheld: StuckReservation) -> None:
     """Restart an idle node, else close it if only launches are left there, so that no new ones begin."""
     if _is_idle(draft, node):
         updated = replace(withheld, restarted_s=draft.now.s)
-        message = f"node {node.name} was restarted: Ray kept its devices reserved although nothing used them"
+        message = f"node {node.name} was restarted: Ray still had its devices reserved, although nothing used them"
         draft.command(RestartNode(node.name, node.ray_id, message))
     else:
         updated = replace(withheld, is_draining=all(draft.attempts[job].launching for job in draft.on_node(node.name)))
@@ -104,12 +104,12 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
 
 def _not_released(control: Control, now: Now) -> list[Leak]:
     overdue = [
-        (place, pending)
-        for place, pending in control.pending_releases.items()
+        (name, pending)
+        for name, pending in control.pending_releases.items()
         if now.s - pending.since_s > RELEASE_LATE_S
     ]
     return [
-        Leak(pending.attempt, f"Ray has kept its reservation for {now.s - pending.since_s:.0f} s")
+        Leak(pending.attempt, f"Ray has not released its reservation for {now.s - pending.since_s:.0f} s")
         for _, pending in overdue
     ]
 

@@ -1,4 +1,4 @@
-"""Track which nodes exist, whether their agents answer, and which nodes take no new jobs. Pure."""
+"""Track which nodes exist, whether their agents respond, and which nodes take no new jobs. Pure."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from orchestrator.core.messages import (
     AgentFailed,
     AgentStarted,
     ClusterJoined,
-    ClusterParted,
+    ClusterLeft,
     ListedNode,
     NodesListed,
 )
@@ -25,7 +25,7 @@ MAX_RETRY_S = 300.0
 AGENT_HUNG_S = 5.0
 """Seconds without a reply after which an agent is restarted.
 
-On the server's machine the new one answers within three seconds, before the leases of its attempts expire.
+On the server's machine the new one responds within three seconds, before the leases of its attempts expire.
 """
 
 AGENT_RESTART_S = 15.0
@@ -40,12 +40,12 @@ REJOIN_GRACE_S = 15.0
 END_AGENT_RETRY_S = 60.0
 """Seconds after which ending the agent is repeated: one that still runs prevents the node's removal."""
 
-LOST_NODE_SHOWN_S = 3600.0
-"""Seconds that a lost node without attempts is still shown."""
+LOST_NODE_LISTED_S = 3600.0
+"""Seconds that a lost node without attempts stays listed."""
 
 
 def cluster_joined(draft: Draft, message: ClusterJoined) -> None:
-    """Handle that the cluster was joined. From now on nodes have one lease to report what runs there.
+    """Handle the join of the cluster. From now on nodes have one lease to list what runs there.
 
     After a lost head they also get time to reconnect to it. Lost nodes can return only from now on. For fences see
     suspicion.rejoined.
@@ -58,10 +58,10 @@ def cluster_joined(draft: Draft, message: ClusterJoined) -> None:
         draft.attempts[attempt.job] = replace(attempt, since_s=since_s, stop_requests={})
 
 
-def cluster_left(draft: Draft, message: ClusterParted) -> None:
+def cluster_left(draft: Draft, message: ClusterLeft) -> None:
     draft.change(is_joined=False, needs_plan=True)
     for name, node in draft.nodes.items():
-        if message.over:
+        if message.has_ended:
             draft.nodes.pop(name)
         else:
             draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=None)
@@ -103,7 +103,7 @@ def _free_name(draft: Draft, row: ListedNode, alive: dict[str, ListedNode]) -> s
 def _add_node(draft: Draft, name: str, row: ListedNode, second: Node | None = None) -> None:
     """Add a node. `second` is its previous state under a second name.
 
-    Until it reports what runs there, its previous reports and contact times count.
+    Until it lists what runs there, its previous lists and contact times count.
     """
     previous = [node for node in (draft.nodes.get(name), second) if node]
     attempts = [draft.attempts[job] for job in draft.on_node(name)]
@@ -170,7 +170,7 @@ def review(draft: Draft) -> None:
     """Start missing agents, restart hung ones, and drop nodes that left long ago. Called once per tick."""
     for name, node in draft.nodes.items():
         if node.lost_reason:
-            if node.silent_s(draft.now.s) > LOST_NODE_SHOWN_S and not draft.on_node(name):
+            if node.silent_s(draft.now.s) > LOST_NODE_LISTED_S and not draft.on_node(name):
                 draft.nodes.pop(name)
         elif node.resting_s is not None:
             if draft.now.s - node.resting_s > END_AGENT_RETRY_S:
@@ -204,7 +204,7 @@ def end_agent(draft: Draft, name: str) -> None:
 
 
 def wake(draft: Draft, name: str) -> None:
-    """Start the agent of a resting node again. Its facts stay valid, but it must first report what runs there."""
+    """Start the agent of a resting node again. Its facts stay valid, but it must first list what runs there."""
     draft.nodes[name] = replace(draft.nodes[name], resting_s=None, list_requested_s=None, last_contact_s=draft.now.s)
     draft.change(needs_plan=True)
     _start_agent(draft, name)
@@ -220,7 +220,7 @@ def _restart_hung_agent(draft: Draft, node: Node) -> None:
         draft.command(RestartAgent(node.name, node.ray_id, why))
 
 
-def agent_made(draft: Draft, message: AgentStarted) -> None:
+def agent_started(draft: Draft, message: AgentStarted) -> None:
     node = draft.nodes.get(message.node)
     if node is None or node.ray_id != message.ray_id or node.lost_reason or node.resting:
         return
@@ -243,20 +243,20 @@ def agent_died(draft: Draft, message: AgentDied) -> None:
 
 
 def _agent_not_started(draft: Draft, node: Node, why: str) -> None:
-    """Retry the start of an agent after a pause. The first failures are not shown: Ray's head may be away."""
+    """Retry the start of an agent after a pause. The first failures stay hidden: Ray's head may be restarting."""
     tries = node.failed_agent_starts + 1
-    shown_reason = why if tries >= QUICK_TRIES else node.agent_error
-    if tries == 1 or shown_reason != node.agent_error:
+    reason = why if tries >= QUICK_TRIES else node.agent_error
+    if tries == 1 or reason != node.agent_error:
         draft.warn(f"node {node.name}: {why}; the server retries")
-    if shown_reason != node.agent_error:
+    if reason != node.agent_error:
         draft.change(needs_plan=True)
     draft.nodes[node.name] = replace(
-        node, has_agent=False, agent_requested_s=draft.now.s, failed_agent_starts=tries, agent_error=shown_reason
+        node, has_agent=False, agent_requested_s=draft.now.s, failed_agent_starts=tries, agent_error=reason
     )
 
 
 def agent_failed(draft: Draft, message: AgentFailed) -> None:
-    """Handle an agent that cannot report its attempts. They count as running until their leases expire."""
+    """Handle an agent that cannot list its attempts. They count as running until their leases expire."""
     node = draft.nodes.get(message.node)
     if node is not None and node.ray_id == message.ray_id and node.agent_error != message.why and not node.resting:
         draft.nodes[node.name] = replace(node, agent_error=message.why)

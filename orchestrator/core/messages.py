@@ -76,10 +76,12 @@ class ClusterJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterParted:
-    """The controller has left its cluster. Attempts keep running under their fences. `over`: the cluster has ended."""
+class ClusterLeft:
+    """The controller has left its cluster. Attempts keep running under their fences. `has_ended`: the cluster has
+    ended.
+    """
 
-    over: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class NodesListed:
 
 @dataclass(frozen=True, slots=True)
 class AgentStarted:
-    """Result of MakeAgent. `error` is "" or the reason why there is no agent."""
+    """Reply to StartAgent. `error` is "" or the reason why there is no agent."""
 
     node: str
     ray_id: str
@@ -113,7 +115,7 @@ class AgentStarted:
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """An agent's process ended. Ray restarts it unless it is `is_permanent`. `why`: the reason if it could not even
+    """An agent's process ended. Ray restarts it unless the end `is_permanent`. `why`: the reason if it could not even
     start.
     """
 
@@ -137,7 +139,7 @@ class Heartbeat:
     """Reply of an agent to a poll sent at `requested_s` (monotonic): its contents were true at that time or later.
 
     `facts` is None if unchanged. `attempts` contains the keys of all attempts on the node, None if not requested.
-    `epochs`: the highest epoch of each job that the node has seen. `stored_jobs`: those of the reported jobs that are
+    `epochs`: the highest epoch of each job that the node has accepted. `stored_jobs`: those of the listed jobs that are
     in the store.
     """
 
@@ -153,7 +155,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PartUnreadable:
-    """The reports of an agent about one part of an attempt cannot be read."""
+    """The messages of an agent about one part of an attempt cannot be read."""
 
     job: str
     epoch: int
@@ -185,10 +187,10 @@ class Launched:
 class LaunchFailed:
     """A launch failed. `kind` is `user` (the job ends) or `launch`.
 
-    Ranks may have been started on `nodes` only. `failed` are the nodes without a reply or with a wrong one.
+    Ranks may have been started on `maybe_started` only. `unanswered` are the nodes without a reply or with a wrong one.
     `newest_epoch`: the newest epoch stored in the fence or on a node, if this epoch may have run already; else 0.
-    `lacking`: nodes where Ray does not report the requested resources as free; `stuck`: those of them where no user of
-    Ray holds these resources.
+    `lacking`: nodes where the requested resources are not free according to Ray; `stuck`: those of them where no user
+    of Ray holds these resources.
     """
 
     job: str
@@ -233,7 +235,7 @@ class FenceAnswered:
 class ReleaseAnswered:
     """Reply to a Release sent at `requested_s`: the reservation was removed, or `error` says why not."""
 
-    place: str
+    reservation_name: str
     error: str = ""
     requested_s: float = 0.0
 
@@ -242,7 +244,7 @@ class ReleaseAnswered:
 class ReservationsListed:
     """Names of the reservations that we hold in Ray now."""
 
-    places: frozenset[str]
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ class NodeNotRestarted:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequestAnswered:
-    """Reply to AskNodes: the autoscaler has received the request, or `error` says why not.
+    """Reply to RequestNodes: the autoscaler has received the request, or `error` says why not.
 
     `failed`: pool -> reason for the failure of its newest launch, as reported by the autoscaler.
     """
@@ -307,7 +309,7 @@ Message = (
     | ResumeRequested
     | RemoveRequested
     | ClusterJoined
-    | ClusterParted
+    | ClusterLeft
     | NodesListed
     | AgentStarted
     | AgentDied

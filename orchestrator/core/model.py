@@ -13,7 +13,8 @@ from orchestrator.core.throughput import History, Throughput
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One acceptable way to run a job. `kinds` are patterns: `nvidia:H100-80GB`, a backend alone (`tpu`), or `any`.
+    """One acceptable set of devices and settings for a job. `kinds` are patterns: `nvidia:H100-80GB`, a backend alone
+    (`tpu`), or `any`.
 
     `count` devices on each of `nodes` nodes; `min_count` ≤ count if a range was requested; memory is per device.
     `memory_estimated`: it was computed from the sizes of its model. `exclusive`: all devices of the kind on each node,
@@ -92,7 +93,7 @@ class Data:
 
     @property
     def key(self) -> str:
-        """Key by which nodes report cached content (cluster/content_cache.py)."""
+        """Key by which nodes list cached content (cluster/content_cache.py)."""
         return (self.sha256 or hashlib.sha256(self.uri.encode()).hexdigest())[:16]
 
 
@@ -118,7 +119,7 @@ class Job:
     clock, 0 for none; `work` is its size.
     `first_candidate` is where the search starts: 0, or one past the candidate whose attempt failed (see retry.py).
     `avoid` names the nodes of a failed attempt; other nodes come first. `backend` is that of its newest attempt.
-    `floor`: the highest epoch that a node has seen for it, if above `epoch`; an epoch is never used twice.
+    `floor`: the highest epoch that a node or fence has recorded for it, if above `epoch`; an epoch is never used twice.
     `overtaken`: attempts that are missing from this log have run, and none has started since.
     `checkpoint_in`: storages that hold its newest checkpoint; set for waiting jobs only.
     """
@@ -213,12 +214,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Monotonic times of a job: `known_s` when this server first saw it, `state_s` since when it waits or is placed.
+    """Monotonic times of a job: `added_s` when this server first saw it, `state_s` since when it waits or is placed.
 
     Changes of the wall clock do not affect them; time before this server started does not count.
     """
 
-    known_s: float
+    added_s: float
     state_s: float
 
 
@@ -293,7 +294,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Ask `victim` to save and stop so that `job` can start. If they are the same job, it moves to a better place."""
+    """Let `victim` save and stop so that `job` can start. If they are one job, it moves to a better place."""
 
     victim: str
     job: str

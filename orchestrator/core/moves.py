@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.backfill import Reservation
 from orchestrator.core.capacity import FreeCapacity
 from orchestrator.core.durations import duration_text
-from orchestrator.core.expected_duration import Expect, Expected, in_state_s, restart_s
+from orchestrator.core.expected_duration import Expect, ExpectedDuration, in_state_s, restart_s
 from orchestrator.core.model import Devices, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island, Place, PlaceReservation
 from orchestrator.core.planner.job_order import LeavingJob
@@ -20,8 +20,9 @@ RESERVATION_S = 300.0
 """Seconds that devices stay reserved for a job that moves to them, or for which others save and stop."""
 
 STRETCH, STARVES_S, DRAINS = 10.0, 1800.0, 2.0
-"""A job starves, and then goes first, if it has waited longer than STRETCH times its duration, than STARVES_S, and than
-DRAINS times what all waiting jobs up to its size would take together. If all have to wait long, none starves.
+"""A job starves, and then moves to the head of the queue, if it has waited longer than STRETCH times its duration, than
+STARVES_S, and than DRAINS times what all waiting jobs up to its size would take together. If all have to wait long,
+none starves.
 """
 
 MIN_RUN_FACTOR = 2.0
@@ -40,11 +41,11 @@ def current_reservations(snapshot: Snapshot) -> dict[str, PlaceReservation]:
     return {
         job.id: reserved
         for job, reserved in pairs
-        if reserved and snapshot.now_s < reserved.until_s and _asks_for(job, reserved.place)
+        if reserved and snapshot.now_s < reserved.until_s and _still_requests(job, reserved.place)
     }
 
 
-def _asks_for(job: Job, place: Place) -> bool:
+def _still_requests(job: Job, place: Place) -> bool:
     if place.candidate >= len(job.candidates):
         return False
     want = job.candidates[place.candidate]
@@ -127,11 +128,11 @@ class LeavingJobs:
 NO_LEAVING_JOBS = LeavingJobs()
 
 
-def _stop_reason(leave: LeavingJob, job: Job, reservation: Reservation, remaining: Expected) -> str:
-    why = f"makes way on {', '.join(reservation.nodes)} for {job.id} of the same priority, which gains more from them"
+def _stop_reason(leave: LeavingJob, job: Job, reservation: Reservation, remaining: ExpectedDuration) -> str:
+    why = f"stops on {', '.join(reservation.nodes)} for {job.id} of the same priority, which gains more from them"
     theirs = (
         f"{duration_text(remaining.seconds)} left of {job.id}"
-        if remaining.is_known
+        if remaining.has_evidence
         else f"the duration of {job.id} is unknown"
     )
     return f"{why}: {theirs}, {duration_text(leave.here.seconds)} left of this job"
@@ -139,7 +140,7 @@ def _stop_reason(leave: LeavingJob, job: Job, reservation: Reservation, remainin
 
 def is_worth_moving(leave: LeavingJob, snapshot: Snapshot, others_s: float = 0.0) -> bool:
     """Return True if both durations are known and the move saves more time than it costs this job and others."""
-    if leave.place is None or not (leave.here.is_known and leave.there.is_known):
+    if leave.place is None or not (leave.here.has_evidence and leave.there.has_evidence):
         return False
     costs_s = restart_s(leave.attempt.job, snapshot)
     saved_s = leave.here.seconds - leave.there.seconds - costs_s - others_s

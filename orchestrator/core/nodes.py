@@ -33,7 +33,7 @@ Allocations = dict[str, dict[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class UntrackedAttempt:
-    """Untracked attempt that a node reports, with its cursor and phase. `is_in_log`: its job is in our log or store."""
+    """Untracked attempt that a node lists, with its cursor and phase. `is_in_log`: its job is in our log or store."""
 
     cursor: int
     phase: str
@@ -63,13 +63,13 @@ class Node:
     `last_contact_s`: time of its newest reply, or of its appearance. `list_requested_s`: when the newest list of its
     attempts was requested, None before the first. `lost_reason` is "" while Ray lists it as alive; `lost_s` is since
     when a lost node could have returned. `unsupported_reason`: why it cannot be used at all (another protocol);
-    `broken`: why its agent cannot report what runs there; `ray_drain_reason`: Ray's termination notice. `duplicate_of`:
-    its declared name, if another live node has that. `failures`: the newest ones as (time, reason). `in_failure`: a
-    failure was recorded since its last reply. `stuck`: see core/leaked_devices.py. `cpus`: number of CPUs that Ray
-    allocates there, 0 if unknown. `failed_agent_starts`: number of times in a row that its agent could not be started
-    or ended without a reason. `resting_s`: when its agent was last ended so that an autoscaler can remove the node,
-    None while it should have an agent. `foreign_use_s`: when a launch last failed because another user of the Ray
-    cluster holds devices there.
+    `agent_error`: why its agent cannot list what runs there; `ray_drain_reason`: Ray's termination notice.
+    `duplicate_of`: its declared name, if another live node has that. `failures`: the newest ones as (time, reason).
+    `in_failure`: a failure was recorded since its last reply. `stuck`: see core/leaked_devices.py. `cpus`: number of
+    CPUs that Ray allocates there, 0 if unknown. `failed_agent_starts`: number of times in a row that its agent could
+    not be started or ended without a reason. `resting_s`: when its agent was last ended so that an autoscaler can
+    remove the node, None while it should have an agent. `foreign_use_s`: when a launch last failed because another user
+    of the Ray cluster holds devices there.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Node:
         return sorted(key for key, s in self.untracked.items() if s.is_in_log and s.phase != "ended")
 
     def runs(self, key: str) -> bool:
-        """Return True if the node reports this untracked attempt as not ended."""
+        """Return True if the node lists this untracked attempt as not ended."""
         return key in self.untracked and self.untracked[key].phase != "ended"
 
     def silent_s(self, now_s: float) -> float:
@@ -139,7 +139,7 @@ class Node:
 def record_failure(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
     """Record a failure of the node itself; the third within ten minutes puts it into quarantine.
 
-    It is the same fault as the last failure if the node has not answered since, or if it began (`began_s`, None: now)
+    It is the same fault as the last failure if the node has not responded since, or if it began (`began_s`, None: now)
     before that failure or up to SAME_FAULT_S after it.
     """
     recent = tuple((at, why) for at, why in node.failures if now_s - at < QUARANTINE_WINDOW_S)
@@ -242,7 +242,8 @@ def device_groups(
 ) -> list[Devices]:
     """Group the equal devices of one node by kind.
 
-    Devices that exist but cannot be used are not schedulable, with their reason; `reason` is why the whole node is not.
+    Devices that exist but cannot be used are not schedulable, with their reason; `reason` is why the node itself is
+    not.
     """
     by_kind: dict[tuple[str, str], list[Device]] = defaultdict(list)
     for device in facts.devices:

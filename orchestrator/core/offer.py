@@ -21,7 +21,7 @@ from orchestrator.core.throughput import Measured, Rates
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One candidate in one place (the devices of a kind in a pool): `count` devices on each of `nodes`, or as few as
-    `min_count`. `wait` is `when` in words.
+    `min_count`. `wait` is `when` as text.
 
     `chosen`: the next plan would use it. `after` are the jobs that would have to stop; `ahead` is the number of jobs
     earlier in the queue that accept these devices, too. `measured` is the rate of one device, `speed` its text;
@@ -74,7 +74,7 @@ def offers(job: Job, snapshot: Snapshot, may_grow: Growth | None = None) -> Offe
     evaluations = [
         asker.evaluate(index, want, devices)
         for index, want in enumerate(job.candidates)
-        for devices in _places(snapshot.possible)
+        for devices in _by_pool_and_kind(snapshot.possible)
     ]
     explanation = explain(job, snapshot)
     ordered = list(_in_order(job, evaluations, snapshot))
@@ -83,12 +83,12 @@ def offers(job: Job, snapshot: Snapshot, may_grow: Growth | None = None) -> Offe
     return Offers(tuple(sorted(listed, key=lambda offer: not offer.chosen)), explanation.impossible)
 
 
-def _places(devices: Iterable[Devices]) -> list[tuple[Devices, ...]]:
+def _by_pool_and_kind(devices: Iterable[Devices]) -> list[tuple[Devices, ...]]:
     """Group the devices by pool and kind."""
-    by_place: dict[tuple[str, str], list[Devices]] = {}
+    by_pool_and_kind: dict[tuple[str, str], list[Devices]] = {}
     for have in sorted(devices, key=lambda d: d.id):
-        by_place.setdefault((have.pool, have.kind), []).append(have)
-    return [tuple(by_place[place]) for place in sorted(by_place)]
+        by_pool_and_kind.setdefault((have.pool, have.kind), []).append(have)
+    return [tuple(by_pool_and_kind[key]) for key in sorted(by_pool_and_kind)]
 
 
 def _in_order(job: Job, evaluations: Iterable[PlaceEvaluation], snapshot: Snapshot) -> Iterator[PlaceEvaluation]:
@@ -104,7 +104,7 @@ def _in_order(job: Job, evaluations: Iterable[PlaceEvaluation], snapshot: Snapsh
 
 
 def _find_chosen(explanation: Explanation, evaluations: Iterable[PlaceEvaluation]) -> PlaceEvaluation | None:
-    """Return the answer that the plan of the job itself starts, or stops others for; else None."""
+    """Return the evaluation that the plan of the job itself starts, or stops others for; else None."""
     start = explanation.would_start
     for evaluation in evaluations:
         if start and evaluation.allocation and evaluation.option.candidate == start.candidate:
@@ -157,6 +157,6 @@ def _wait_text(evaluation: PlaceEvaluation) -> str:
             return "after running jobs end"
         case When.CLOSED:
             return "once a node there takes jobs"
-        case When.NEVER | When.NOT_ASKED_FOR:
+        case When.NEVER | When.NOT_REQUESTED:
             return "never here"
     return "now"

@@ -24,7 +24,7 @@ class When(StrEnum):
     WAITS = "waits"
     CLOSED = "closed"
     NEVER = "never"
-    NOT_ASKED_FOR = "not_asked_for"
+    NOT_REQUESTED = "not_asked_for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PlaceEvaluation:
-    """Result for one place. `option` is what the job would get, as far as known."""
+    """Result for one place. `option` is what the job would get, or the request itself if no node suits."""
 
     option: PlacementOption
     when: When
@@ -67,7 +67,7 @@ class PlaceEvaluator:
             is_other = all(refusal_reason(want, have, (right_kind, right_pool, right_node)) for have in devices)
             requested = PlacementOption(index, want.count, devices[: want.nodes])
             return PlaceEvaluation(
-                requested, When.NOT_ASKED_FOR if is_other else When.NEVER, want.min_count, reason=reason
+                requested, When.NOT_REQUESTED if is_other else When.NEVER, want.min_count, reason=reason
             )
         restricted, snapshot = self._restricted_to(want, devices[0])
         next_plan = plan(snapshot)

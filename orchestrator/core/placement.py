@@ -18,7 +18,7 @@ from orchestrator.core.throughput import Throughput
 from orchestrator.core.timing import LEASE_MARGIN_S
 
 MAX_STARTS = 100
-"""Maximum starts per plan: with 1,000 nodes each takes some milliseconds, and replies of agents wait meanwhile."""
+"""Maximum starts per plan: with 1,000 nodes each takes some milliseconds, during which replies of agents wait."""
 
 PLAN_EVERY_S = 2.0
 """Seconds between plans without a change: pauses end, nodes become silent, measurements arrive."""
@@ -28,8 +28,8 @@ MIN_INTERVAL_S = 0.05
 
 FREE_JOBS = 200
 INTERVAL_PER_JOB_S = 50e-6
-"""Added to MIN_INTERVAL_S for each open job beyond FEW, because planning takes microseconds per job and blocks the
-thread.
+"""Added to MIN_INTERVAL_S for each open job beyond FREE_JOBS, because planning takes microseconds per job and blocks
+the thread.
 """
 
 NODE_RETURN_S = 300.0
@@ -82,7 +82,7 @@ def waiting_jobs(control: Control, now_s: float) -> tuple[Job, ...]:
 
 
 def _with_checkpoint_storages(record: fold.Record, storages: Mapping[str, str]) -> Job:
-    """Return the job with the known storages that hold its newest checkpoint."""
+    """Return the job with the existing storages that hold its newest checkpoint."""
     if record.checkpoint is None:
         return record.job
     copies = [copy["node"] for copy in record.replicas if copy["step"] == record.checkpoint.get("step")]
@@ -96,7 +96,7 @@ def possibly_running(control: Control, now_s: float) -> dict[str, str]:
 
 
 def running_untracked(control: Control, now_s: float) -> dict[str, str]:
-    """Return a reason for each job with an untracked attempt that its node reported as not ended.
+    """Return a reason for each job with an untracked attempt that has not ended according to its node.
 
     On a silent node it counts as ended after one lease, if a fence is above it (nothing renews the lease then) or if
     the log contains its end. In the latter case that is the normal lease even for `on_disconnect: wait`, because the

@@ -18,7 +18,7 @@ NO_DEVICES = "no node has reported its devices yet"
 
 
 def option_at(job: Job, place: Place, capacity: FreeCapacity, nodes: tuple[str, ...] = ()) -> PlacementOption | None:
-    """Return an option at exactly `place` if it is free, else None; only on `nodes` (devices ids) if any are given."""
+    """Return an option at exactly `place` if it is free, else None; only on `nodes` (devices ids) unless empty."""
     want = job.candidates[place.candidate]
     exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
     if capacity.quota.refusal_reason(job, place.devices, place.island.kind):
@@ -57,7 +57,7 @@ def _fits(index: int, want: Candidate, job: Job, capacity: FreeCapacity) -> dict
 
 
 def refusal_reasons(job: Job, capacity: FreeCapacity) -> Reasons:
-    """Return the reasons against all devices and islands; last, those against devices of kinds not asked for."""
+    """Return the reasons against all devices and islands; last, those against devices of other kinds than requested."""
     if not capacity.devices:
         return {(index, ""): NO_DEVICES for index in range(len(job.candidates))}
     reasons: Reasons = {}
@@ -83,15 +83,15 @@ def refusal_reasons(job: Job, capacity: FreeCapacity) -> Reasons:
 
 
 def fleet_reasons(job: Job, reasons: Reasons) -> str:
-    """Return the reasons that concern the whole fleet, e.g. what the job waits for; "" if there are none."""
+    """Return the reasons that concern the fleet as a whole, e.g. what the job waits for; "" if there are none."""
     each = (reasons.get((index, ""), "") for index in range(len(job.candidates)))
     return "; ".join(list(dict.fromkeys(filter(None, each)))[:MAX_NAMED])
 
 
 def summary(job: Job, reasons: Reasons) -> str:
-    """Say in one sentence why a job waits: reasons about the whole fleet, else those about single devices.
+    """Say in one sentence why a job waits: reasons about the fleet as a whole, else those about single devices.
 
-    Devices that the job asks for come first.
+    Devices that the job accepts come first.
     """
     if general := fleet_reasons(job, reasons):
         return general

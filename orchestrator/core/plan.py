@@ -1,7 +1,7 @@
 """Make a plan from a snapshot: a pure function without clock, I/O or randomness.
 
-Priorities are strict tiers, the highest first. Within a tier the policy chooses the order of jobs and, for jobs whose
-duration is known per place, also the place; this module chooses the nodes. A job that does not fit waits for devices
+Priorities are strict tiers, the highest first. Within a tier the policy chooses the order of jobs and, for jobs with a
+duration per place, also the place; this module chooses the nodes. A job that does not fit waits for devices
 that are reserved for it (core/backfill.py), and every refusal has a reason.
 """
 
@@ -98,7 +98,7 @@ class _Planning:
         scattered = self._place_as_decided(decision)
         self._move(decision.leaves)
         self._place_all(job for job in scattered if job.id not in decision.nodes)
-        # Other jobs took the memory that was reserved for these jobs. They keep their place in the queue.
+        # Other jobs took the memory that was reserved for these jobs. They keep their position in the queue.
         displaced = {job.id for job in scattered if job.id in decision.nodes}
         chosen = {job.id for job in decision.first} - displaced
         self._place_then_wait(job for job in left if job.id not in chosen)
@@ -255,7 +255,7 @@ class _Planning:
             self.capacity.count_as_stopping(move.leave.attempt)
             for victim in move.victims:
                 self.capacity.count_as_stopping(victim.attempt)
-                why = exchanges.makes_room_reason(victim, move, self.snapshot)
+                why = exchanges.exchange_reason(victim, move, self.snapshot)
                 self.preempt.append(Preempt(victim.attempt.job, job.id, why))
             for devices_id in move.nodes:
                 self.capacity.reserve(job.id, job.candidates[place.candidate], devices_id, place.count)

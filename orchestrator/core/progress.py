@@ -101,7 +101,7 @@ def resume_step(record: Record) -> int:
 
 
 def device_seconds_by_kind(attempts: Iterable[Attempt], wall_s: float | None = None) -> dict[str, float]:
-    """Return device-seconds by kind of ended attempts, and of a live one until `wall_s` if that is given."""
+    """Return device-seconds by kind of ended attempts, and of a live one until `wall_s` unless that is None."""
     by_kind: dict[str, float] = {}
     for attempt in attempts:
         until_s = wall_s if attempt.ended_s is None else attempt.ended_s

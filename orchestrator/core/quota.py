@@ -16,7 +16,7 @@ DeviceCounts = Counter[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """Quota of `most` devices of `pattern`: the project holds `held`, and `kept` are reserved for a job ahead."""
+    """Quota of `most` devices of `pattern`: its project holds `held`; `reserved` are for a job ahead of this one."""
 
     pattern: str
     most: int
@@ -40,14 +40,14 @@ class Quota:
         attempts = sorted(running, key=lambda r: (-r.priority, r.order, r.job)) if projects else []
         self._held, self._freeing, self._reserved = DeviceCounts(), DeviceCounts(), DeviceCounts()
         self._reserved_for: dict[str, DeviceCounts] = {}
-        self.borrowed = frozenset(r.job for r in attempts if self._counts(r))
+        self.borrowed = frozenset(r.job for r in attempts if self._add_and_check(r))
 
-    def narrow(self, job: Job, want: Candidate, have: Devices, gives: Running | None = None) -> Candidate | None:
+    def narrow(self, job: Job, want: Candidate, have: Devices, ending: Running | None = None) -> Candidate | None:
         """Return the candidate reduced to the quota left for devices like these, or None if that is too little.
 
-        `gives`: an attempt of the job whose devices count as free.
+        `ending`: an attempt of the job whose devices count as free.
         """
-        limit = self._tightest(job, have.kind, gives)
+        limit = self._tightest(job, have.kind, ending)
         if limit is None:
             return want
         each = limit.left // want.nodes
@@ -55,15 +55,15 @@ class Quota:
             return None
         return want if want.exclusive or want.count <= each else replace(want, count=each)
 
-    def refusal_reason(self, job: Job, devices: int, kind: str, gives: Running | None = None) -> str:
-        """Say why the job may not get `devices` of a kind, with its attempt `gives` counted as ended; else ""."""
-        limit = self._tightest(job, kind, gives)
+    def refusal_reason(self, job: Job, devices: int, kind: str, ending: Running | None = None) -> str:
+        """Say why the job may not get `devices` of a kind, with its attempt `ending` counted as ended; else ""."""
+        limit = self._tightest(job, kind, ending)
         if limit is None or devices <= limit.left:
             return ""
         message = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
         if limit.reserved:
             key = job.project, limit.pattern
-            first = next(name for name, kept in self._reserved_for.items() if kept[key])
+            first = next(name for name, reserved in self._reserved_for.items() if reserved[key])
             message += f" ({limit.reserved} more reserved for {first}, which is ahead in the queue)"
         elif limit.held < limit.most:
             message += f", but the job needs {devices}"
@@ -76,7 +76,7 @@ class Quota:
     def borrowing_note(self, job: Job, option: PlacementOption) -> str:
         """Say what the job would borrow with this option, or ""."""
         devices, kind = option.count * len(option.nodes), option.nodes[0].kind
-        for pattern, most in self._of(job.project, kind):
+        for pattern, most in self._quotas_for(job.project, kind):
             if (over := self._held[job.project, pattern] + devices - most) > 0:
                 return f"borrows {min(over, devices)} beyond the {most} {pattern} of project {job.project}"
         return ""
@@ -86,7 +86,7 @@ class Quota:
 
         Its project must then hold at most its quota, or what it holds now if that is more.
         """
-        freed, own = self._of_attempts(victims), self._reserved_for.get(job.id, DeviceCounts())
+        freed, own = self._devices_of(victims), self._reserved_for.get(job.id, DeviceCounts())
         for key, most in self._limits(job, kind):
             now = self._held[key] - self._freeing[key]
             if now - freed[key] + self._reserved[key] - own[key] + devices > max(most, now):
@@ -103,16 +103,16 @@ class Quota:
     def reserve(self, job: Job, kind: str, devices: int) -> None:
         """Reserve quota for a waiting job against later jobs of its project."""
         for key, _ in self._limits(job, kind):
-            self._keep(job, key, devices)
+            self._reserve_for(job, key, devices)
 
-    def reserve_more(self, job: Job, kind: str, devices: int, gives: Running) -> None:
-        """Reserve the part of `devices` that the job's attempt `gives` does not hold already."""
-        held = self._of_attempts([gives])
+    def reserve_more(self, job: Job, kind: str, devices: int, ending: Running) -> None:
+        """Reserve the part of `devices` that the job's attempt `ending` does not hold already."""
+        held = self._devices_of([ending])
         for key, _ in self._limits(job, kind):
-            self._keep(job, key, max(0, devices - held[key]))
+            self._reserve_for(job, key, max(0, devices - held[key]))
 
     def count_as_stopping(self, attempt: Running) -> None:
-        self._freeing += self._of_attempts([attempt])
+        self._freeing += self._devices_of([attempt])
 
     def holds(self, project: str, pattern: str) -> int:
         return self._held[project, pattern]
@@ -126,7 +126,7 @@ class Quota:
 
     def counts_against(self, job: Job, attempt: Running, kind: str) -> bool:
         """Return True if the attempt holds devices that count against a quota of the job's project for this kind."""
-        held = self._of_attempts([attempt])
+        held = self._devices_of([attempt])
         return any(held[key] for key, _ in self._limits(job, kind))
 
     def must_return(self, attempt: Running, job: Job, kind: str) -> bool:
@@ -137,10 +137,10 @@ class Quota:
         if attempt.job not in self.borrowed or not attempt.preemptible or self.is_lending:
             return False
         is_other_project = attempt.spec is None or attempt.spec.project != job.project
-        return is_other_project and (bool(self._of(job.project, kind)) or job.priority >= attempt.priority)
+        return is_other_project and (bool(self._quotas_for(job.project, kind)) or job.priority >= attempt.priority)
 
-    def _tightest(self, job: Job, kind: str, gives: Running | None = None) -> _Limit | None:
-        freed = self._of_attempts([gives]) if gives else DeviceCounts()
+    def _tightest(self, job: Job, kind: str, ending: Running | None = None) -> _Limit | None:
+        freed = self._devices_of([ending]) if ending else DeviceCounts()
         limits = [
             _Limit(key[1], most, self._held[key] - freed[key], self._reserved[key])
             for key, most in self._limits(job, kind)
@@ -150,9 +150,9 @@ class Quota:
     def _limits(self, job: Job, kind: str) -> list[tuple[tuple[str, str], int]]:
         if self.is_lending and self.may_borrow(job):
             return []
-        return [((job.project, pattern), most) for pattern, most in self._of(job.project, kind)]
+        return [((job.project, pattern), most) for pattern, most in self._quotas_for(job.project, kind)]
 
-    def _of(self, project: str, kind: str) -> list[tuple[str, int]]:
+    def _quotas_for(self, project: str, kind: str) -> list[tuple[str, int]]:
         """Return the quotas of a project that apply to a kind."""
         if project not in self.projects:
             return []
@@ -160,25 +160,25 @@ class Quota:
             (pattern, most) for pattern, most in self.projects[project].quota.items() if matches_pattern(pattern, kind)
         ]
 
-    def _counts(self, attempt: Running) -> bool:
+    def _add_and_check(self, attempt: Running) -> bool:
         """Count an attempt, in order of priority and age; return True if its project is then beyond its quota."""
-        held = self._of_attempts([attempt])
+        held = self._devices_of([attempt])
         self._held += held
         return any(self._held[key] > self.projects[key[0]].quota[key[1]] for key in held)
 
-    def _of_attempts(self, attempts: Iterable[Running]) -> DeviceCounts:
+    def _devices_of(self, attempts: Iterable[Running]) -> DeviceCounts:
         totals = DeviceCounts()
         for attempt in attempts if self.projects else ():
             project, kind = attempt.spec.project if attempt.spec else "", attempt.allocation[0][0].partition("/")[2]
             self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.allocation))
         return totals
 
-    def _keep(self, job: Job, key: tuple[str, str], devices: int) -> None:
+    def _reserve_for(self, job: Job, key: tuple[str, str], devices: int) -> None:
         self._reserved[key] += devices
         self._reserved_for.setdefault(job.id, DeviceCounts())[key] += devices
 
     def _add(self, to: DeviceCounts, project: str, kind: str, devices: int) -> None:
-        for pattern, _ in self._of(project, kind):
+        for pattern, _ in self._quotas_for(project, kind):
             to[project, pattern] += devices
 
 

@@ -18,7 +18,7 @@ MIN_REMAINING_S = 1.0
 MAX_REMAINING_S = 100 * 365 * 86400.0
 MAX_STEPS_PER_S = 1e12
 MIN_ATTAINED_S = 300.0
-"""Assumed duration on one device of a job about which nothing is known."""
+"""Assumed duration on one device of a job without any evidence."""
 
 MIN_PROGRESS = 0.05
 """Fraction of all steps from which on the mean rate over all attempts is used; before, starts dominate it."""
@@ -46,7 +46,7 @@ class Remaining:
     def sentence(self) -> str:
         """Text such as `about 2 h 10 min left at 3.1 steps/s (reported)`."""
         if self.source == "attained":
-            return f"not known; {_text(self.seconds)} assumed (attained)"
+            return f"unknown; {_text(self.seconds)} assumed (attained)"
         speed = f" at {self.steps_per_s:.3g} steps/s" if self.steps_per_s else ""
         return f"about {_text(self.seconds)} left{speed} ({self.source})"
 
@@ -74,7 +74,7 @@ def attained(progress: Progress, running: Running | None, ran_s: float) -> dict[
     return by_kind
 
 
-def is_known(job: Job, kind: str, evidence: Evidence) -> bool:
+def has_evidence(job: Job, kind: str, evidence: Evidence) -> bool:
     """Return True if `remaining` on this kind has real evidence, and does not assume that kinds are equally fast."""
     own = {at for at, _ in evidence.progress.rates}
     if (evidence.progress.of or job.work.steps) and own:
@@ -100,23 +100,23 @@ def _from_steps(job: Job, kind: str, devices: int, evidence: Evidence) -> Remain
 
 def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> float:
     """Return the reported steps per second there, else scaled from the most similar place it ran on; 0 for none."""
-    rates = {place: rate for place, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
+    rates = {settings: rate for settings, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
     if (kind, devices) in rates:
         return rates[kind, devices]
     if not rates:
         return 0.0
 
-    def dissimilarity(place: tuple[str, int]) -> tuple[bool, bool, float, str, int]:
-        other, count = place
+    def dissimilarity(settings: tuple[str, int]) -> tuple[bool, bool, float, str, int]:
+        other, count = settings
         unmeasured = _measured_ratio(job, kind, other, evidence) is None
-        return other != kind, unmeasured, max(devices / count, count / devices), *place
+        return other != kind, unmeasured, max(devices / count, count / devices), *settings
 
     other, count = min(rates, key=dissimilarity)
     return rates[other, count] / count * devices * _ratio(job, kind, other, evidence)
 
 
 def _mean_rate(job: Job, kind: str, devices: int, evidence: Evidence, total: int) -> float:
-    """Return the mean rate over all attempts, the only one known after a server start; 0 after too few steps."""
+    """Return the mean rate over all attempts, the only one available after a server start; 0 after too few steps."""
     ran_s = _attained(job, kind, evidence)
     return evidence.progress.step / ran_s * devices if ran_s and evidence.progress.step >= MIN_PROGRESS * total else 0.0
 

@@ -89,7 +89,7 @@ def _failed(job: Job, ended: AttemptEnd) -> Decision:
         return _give_up(job, f"{ended.message}; recovery.on_disconnect is stop", "")
     action = job.recovery.on_events.get(_kind(ended), "")
     if action == "fail":
-        return _give_up(job, f"{ended.message}; recovery.on_events says fail for {_kind(ended)}", "")
+        return _give_up(job, f"{ended.message}; recovery.on_events sets {_kind(ended)} to fail", "")
     # After `unreadable` the server kills the ranks, so their exit codes mean nothing.
     retried = not action and ended.failure != "unreadable"
     if retried and (codes := sorted({c for c in ended.exit_codes if c in job.recovery.retry_exit_codes})):
@@ -106,7 +106,7 @@ def _failed(job: Job, ended: AttemptEnd) -> Decision:
 
 
 def _kind(ended: AttemptEnd) -> str:
-    """Return the kind of failure: `lost` if a rank was killed from outside or the attempt ended without a report."""
+    """Return the kind of failure: `lost` if a rank was killed from outside or no failure was reported."""
     unreported = ended.state != "failed" and ended.failure not in ("oom", "storage", "unreadable")
     return "lost" if unreported or _killed(ended) else ended.failure
 

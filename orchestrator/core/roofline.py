@@ -12,7 +12,8 @@ ERROR_FACTOR = 3.1
 def ratio(kind: str, other: str, precision: str) -> float | None:
     """Return the speed of a device of `kind` relative to `other`, None for kinds of different vendors (untested).
 
-    It is the geometric mean of the ratios of memory bandwidth and, if known for both, arithmetic of that precision.
+    It is the geometric mean of the ratios of memory bandwidth and, if documented for both, arithmetic of that
+    precision.
     """
     fast, slow = catalogue.model(kind), catalogue.model(other)
     if fast is None or slow is None or fast.backend != slow.backend:

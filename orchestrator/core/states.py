@@ -25,7 +25,7 @@ MEANING: dict[State, str] = {
     S.PENDING: "accepted and durable; waits for a device, `explain` says for which and why",
     S.STARTING: "placed: devices are reserved, the agents make the folders and start the ranks",
     S.RUNNING: "every rank has started",
-    S.SAVING: "asked to stop: the ranks save a checkpoint within their grace",
+    S.SAVING: "a stop was requested: the ranks save a checkpoint within their grace period",
     S.RECOVERING: "the attempt ended early; the job waits for its next placement",
     S.SUCCEEDED: "every rank ended with exit code 0",
     S.FAILED: "ended for good with an error; `show` prints it",
@@ -56,7 +56,10 @@ EVENTS = tuple(dict.fromkeys(event for _, event in MOVES))
 
 class InvalidMove(PolyfleetError):
     def __init__(self, state: str, event: str):
-        super().__init__(f"a job in {state} has no move for event {event!r}", "report this: the state table forbids it")
+        super().__init__(
+            f"a job in {state} has no move for event {event!r}",
+            "report this as a bug: the state table forbids the move",
+        )
         self.args = (state, event)
 
 

@@ -1,4 +1,4 @@
-"""Decide when a part of an attempt on a node that does not answer counts as ended. Pure.
+"""Decide when a part of an attempt on a silent node counts as ended. Pure.
 
 A silent node does not prove that the work has stopped: a frozen or disconnected machine may continue, and its agent may
 renew leases as long as the fence allows that. So a fence above the attempt's epoch is raised first. Once Ray has stored
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from orchestrator.core import attempt_stops, nodes
 from orchestrator.core.attempt_outcome import lost_outcome
-from orchestrator.core.attempts import LiveAttempt, Part, PendingLowering
+from orchestrator.core.attempts import AttemptPart, LiveAttempt, PendingLowering
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.fold import WORKING
@@ -37,14 +37,14 @@ def review(draft: Draft) -> None:
 
 
 def _is_healthy(draft: Draft, attempt: LiveAttempt, answering: set[str]) -> bool:
-    """Return True if all parts run on nodes that answer, and no stop, fence or doubt is pending."""
+    """Return True if all parts run on nodes that respond, and no stop, fence or doubt is pending."""
     cut_off = attempt.cut_off is not None and attempt.cut_off.until_s is None
     if (
         cut_off
         or attempt.superseded_reason
         or attempt.fence_requested_s is not None
         or attempt.lowering
-        or not attempt.is_fence_known
+        or not attempt.is_fence_checked
     ):
         return False
     if draft.records[attempt.job].job.state not in WORKING:
@@ -75,8 +75,8 @@ def _review(draft: Draft, attempt: LiveAttempt) -> None:
         attempt_stops.review(draft, attempt.job)
 
 
-def _suspect_reason(draft: Draft, attempt: LiveAttempt, part: Part) -> str:
-    """Say why a part may have ended without a report; "" if nothing suggests that."""
+def _suspect_reason(draft: Draft, attempt: LiveAttempt, part: AttemptPart) -> str:
+    """Say why a part may have ended without a message about it; "" if nothing suggests that."""
     if attempt.superseded_reason or part.doubt:
         return attempt.superseded_reason or part.doubt
     if not draft.control.is_joined:
@@ -102,10 +102,10 @@ def rejoined(draft: Draft) -> None:
             continue
         if attempt.lowering is not None:
             _request_lower(draft, attempt)
-        elif attempt.superseded_reason or (attempt.is_fence_known and attempt.fence_requested_s is not None):
+        elif attempt.superseded_reason or (attempt.is_fence_checked and attempt.fence_requested_s is not None):
             _request_raise(draft, replace(attempt, fence_requested_s=None, fenced_s=None))
         else:
-            _request_read(draft, replace(attempt, fence_requested_s=None, is_fence_known=False))
+            _request_read(draft, replace(attempt, fence_requested_s=None, is_fence_checked=False))
 
 
 def _raise_fence(draft: Draft, attempt: LiveAttempt, why: str) -> None:
@@ -119,7 +119,7 @@ def _request_raise(draft: Draft, attempt: LiveAttempt) -> None:
     """Raise the fence above the attempt. `raised_s` is the first time since the fence was last lowered."""
     raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
     draft.attempts[attempt.job] = replace(attempt, fence_requested_s=draft.now.s, raised_s=raised_s, lowering=None)
-    if not attempt.is_fence_known:
+    if not attempt.is_fence_checked:
         # Read it first: it may be above the attempt already, for a newer one that is missing from an older log.
         draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
         return
@@ -137,14 +137,14 @@ def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
 
 
 def _lower_fence(draft: Draft, attempt: LiveAttempt) -> None:
-    """Lower the fence if all nodes answer again and no part was lost or failed, so that the attempt counts again."""
+    """Lower the fence if all nodes respond again and no part was lost or failed, so that the attempt counts again."""
     if any(attempt_stops.is_broken(part) for part in attempt.parts):
         return
     was_raised = attempt.fence_requested_s is not None
     draft.attempts[attempt.job] = attempt = replace(
         attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None
     )
-    if was_raised and attempt.is_fence_known:
+    if was_raised and attempt.is_fence_checked:
         _request_lower(draft, attempt)
 
 
@@ -156,11 +156,15 @@ def _lower_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
 
 
 def _read_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
-    """Repeat the request to read the fence until it is known.
+    """Repeat the request to read the fence until a reply arrives.
 
     An earlier server may have raised it; ranks cannot save until it is lowered.
     """
-    if attempt.is_fence_known or attempt.fence_requested_s is not None or draft.now.s - attempt.read_s <= FENCE_RETRY_S:
+    if (
+        attempt.is_fence_checked
+        or attempt.fence_requested_s is not None
+        or draft.now.s - attempt.read_s <= FENCE_RETRY_S
+    ):
         return attempt
     return _request_read(draft, attempt)
 
@@ -206,16 +210,16 @@ def _fence_below(draft: Draft, attempt: LiveAttempt, message: FenceAnswered) -> 
     """Handle a fence that is not above the attempt. A value read in a previous cluster is ignored."""
     if attempt.lowering is not None and message.requested_s >= attempt.lowering.since_s:
         draft.attempts[attempt.job] = attempt = replace(attempt, lowering=None)
-    if attempt.is_fence_known or message.requested_s < draft.control.joined_s:
+    if attempt.is_fence_checked or message.requested_s < draft.control.joined_s:
         return
-    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_known=True, fence_requested_s=None)
+    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_checked=True, fence_requested_s=None)
     if draft.control.is_joined and not updated.launching:
         _review(draft, updated)
 
 
 def _own_fence_read(draft: Draft, attempt: LiveAttempt) -> None:
     """Lower a fence that we raised ourselves and that was not lowered; it does not indicate a newer attempt."""
-    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_known=True)
+    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_checked=True)
     if updated.fence_requested_s is None:
         _request_lower(draft, updated)
 
@@ -225,7 +229,7 @@ def _fenced_by_others(draft: Draft, attempt: LiveAttempt, newer_epoch: int) -> L
     why = f"attempt {newer_epoch} of this job was started, so attempt {attempt.epoch} no longer counts"
     raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
     after = replace(
-        attempt, superseded_reason=why, is_fence_known=True, fence_requested_s=draft.now.s, raised_s=raised_s
+        attempt, superseded_reason=why, is_fence_checked=True, fence_requested_s=draft.now.s, raised_s=raised_s
     )
     return replace(after, lowering=None).begin_cut_off(why, draft.now.s)
 
@@ -270,7 +274,7 @@ def lease_s(job: Job) -> float:
 
 
 def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str:
-    """Say what an attempt waits for if its node does not answer or its launch is slow; "" for other attempts.
+    """Say what an attempt waits for if its node is silent or its launch is slow; "" for other attempts.
 
     `doing` is the present step of the launch, e.g. "waits for Ray to reserve its devices".
     """
@@ -302,5 +306,5 @@ def _end_lost(draft: Draft, attempt: LiveAttempt, rank: int, why: str) -> None:
         cut_off_since_s = attempt.cut_off.since_s if attempt.cut_off else None
         draft.nodes[node.name] = nodes.record_failure(node, why, draft.now.s, cut_off_since_s)
     attempt_stops.end_part(
-        draft, attempt.job, rank, lost_outcome(attempt, rank, why, "launch" if never_ran else "lost"), told=False
+        draft, attempt.job, rank, lost_outcome(attempt, rank, why, "launch" if never_ran else "lost"), is_reported=False
     )

@@ -152,8 +152,8 @@ class History:
 class Rates:
     """Rates of the options of one job: items per second of all devices together, assuming linear scaling.
 
-    If nothing was measured but jobs of the workload have ended, rates are in jobs per second. `over`: kinds that were
-    explored for long enough (see exploration.py).
+    If nothing was measured but jobs of the workload have ended, rates are in jobs per second. `explored`: kinds that
+    were explored for long enough (see exploration.py).
     """
 
     job: "Job"
@@ -171,12 +171,12 @@ class Rates:
         options: "Iterable[PlacementOption]",
         throughput: Throughput,
         history: History | None = None,
-        over: frozenset[str] = frozenset(),
+        explored: frozenset[str] = frozenset(),
     ) -> "Rates":
         options = list(options)
         took = history.of(job) if history else {}
-        without_best = cls(job, throughput, took, _items(job, options, throughput, took), over)
-        rates = [(rate, _on_cpu(o)) for o in options if (rate := without_best.known_rate(o)) is not None]
+        without_best = cls(job, throughput, took, _items(job, options, throughput, took), explored)
+        rates = [(rate, _on_cpu(o)) for o in options if (rate := without_best.observed_rate(o)) is not None]
         best = max((rate for rate, _ in rates), default=None)
         return replace(
             without_best, best=best, best_accelerator=max((r for r, on_cpu in rates if not on_cpu), default=None)
@@ -186,7 +186,7 @@ class Rates:
         row = self.throughput.of(self.job, option.candidate, option.nodes[0].kind)
         return row.items_per_s * _devices(option) if row else None
 
-    def known_rate(self, option: "PlacementOption") -> float | None:
+    def observed_rate(self, option: "PlacementOption") -> float | None:
         """Return the measured rate, else one from the duration of ended jobs of the workload on this kind, or None."""
         rate, took = self.measured(option), self.durations.get(option.nodes[0].kind, 0.0)
         return self.items / took * _devices(option) if rate is None and self.items and took else rate
@@ -197,12 +197,12 @@ class Rates:
         return row.joules_per_item if row else 0.0
 
     def expected(self, option: "PlacementOption") -> float:
-        """Return a rate for ordering options: the known rate, else the estimate.
+        """Return a rate for ordering options: the measured or observed rate, else the estimate.
 
-        Without an estimate, an accelerator comes just below the best known accelerator, or first if none is known; a
-        CPU comes last. If any rate is known, kinds that were explored for long enough come last, too.
+        Without an estimate, an accelerator comes just below the accelerator with the best rate, or first if none has
+        one; a CPU comes last. If any option has a rate, kinds that were explored for long enough come last, too.
         """
-        if (rate := self.known_rate(option)) is not None:
+        if (rate := self.observed_rate(option)) is not None:
             return rate
         if self.best is not None and option.nodes[0].kind in self.explored:
             return 0.0
@@ -214,8 +214,8 @@ class Rates:
         return float("inf") if self.best_accelerator is None else self.best_accelerator * (1 - 1e-9)
 
     def is_exploration(self, option: "PlacementOption") -> bool:
-        """Return True if this option has an unknown rate and still precedes the best known one."""
-        return self.known_rate(option) is None and self.best is not None and self.expected(option) > self.best
+        """Return True if this option has no rate and still precedes the one with the best rate."""
+        return self.observed_rate(option) is None and self.best is not None and self.expected(option) > self.best
 
     def sentence(self, option: "PlacementOption", now_s: float) -> str:
         """Describe the rate of one device like `Throughput.sentence`; if unmeasured, the duration of ended jobs."""

@@ -6,14 +6,14 @@ tests/orchestrator/core/test_timing.py checks the conditions between them and th
 NODE_SILENT_S = 6.5
 """Seconds after an agent's last reply from which its node gets no new jobs and its attempts are fenced off.
 
-An agent answers a poll within two seconds. A node that restarts has often returned by then, and its attempts continue.
-Together with the lease that follows, an attempt is replaced within 20 s.
+An agent replies to a poll within two seconds. A node that restarts has often returned by then, and its attempts
+continue. Together with the lease that follows, an attempt is replaced within 20 s.
 """
 
 MIN_LEASE_S = 5.0
-"""Shortest lease that an agent can renew in time while the server does not answer.
+"""Shortest lease that an agent can renew in time while the server is down.
 
-It reads the fence once a second from a third of the lease on, and Ray's store may take another third to answer, three
+It reads the fence once a second from a third of the lease on, and Ray's store may take another third to reply, three
 seconds for an agent that starts.
 """
 

@@ -15,7 +15,7 @@ def slack_s(job: Job, wall_s: float, remaining_s: float) -> float:
 
 
 def urgency(job: Job, wall_s: float, remaining_s: float) -> float:
-    """Return a weight from 1 to MOST. `remaining_s` is the job's remaining time at its best place.
+    """Return a weight from 1 to MAX_WEIGHT. `remaining_s` is the job's remaining time at its best place.
 
     A job that will miss its deadline has weight 1, so that it does not delay jobs that can meet theirs.
     """

@@ -21,7 +21,7 @@ NEW_NODE_PREFIX = "new-"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of the fleet: new devices, or a pool or node that goes up or down.
+    """Change of the fleet: new devices, or a pool or node that becomes available or unavailable.
 
     `count` new devices of kind `name` in `pool` ("": in a pool that has this kind), or a `subject` ("pool" or "node")
     called `name` that is `up` or not.
@@ -74,16 +74,16 @@ def what_if(job: Job, snapshot: Snapshot, texts: Iterable[str], running: Mapping
 
 def parse(text: str, snapshot: Snapshot) -> Change:
     """Parse one change. Raises SpecError that names the nearest valid kind, pool or node."""
-    words = text.split()
-    if words and words[0].startswith("+") and (len(words) == 2 or (len(words) == 4 and words[2] == "pool")):
-        pool = _known("pool", words[3], snapshot) if words[2:] else ""
-        return Change("kind", _kind(words[1], snapshot), _count(words[0][1:], text), pool=pool)
-    if len(words) == 3 and words[0] in ("pool", "node") and words[2] in ("down", "up"):
-        return Change(words[0], _known(words[0], words[1], snapshot), up=words[2] == "up")
+    parts = text.split()
+    if parts and parts[0].startswith("+") and (len(parts) == 2 or (len(parts) == 4 and parts[2] == "pool")):
+        pool = _existing_name("pool", parts[3], snapshot) if parts[2:] else ""
+        return Change("kind", _kind(parts[1], snapshot), _count(parts[0][1:], text), pool=pool)
+    if len(parts) == 3 and parts[0] in ("pool", "node") and parts[2] in ("down", "up"):
+        return Change(parts[0], _existing_name(parts[0], parts[1], snapshot), up=parts[2] == "up")
     raise SpecError(FIELD, f"{text!r} is not a change of a fleet", FORMS)
 
 
-def _known(subject: str, name: str, snapshot: Snapshot) -> str:
+def _existing_name(subject: str, name: str, snapshot: Snapshot) -> str:
     names = sorted({have.pool if subject == "pool" else have.node for have in snapshot.devices})
     if name not in names:
         raise SpecError(FIELD, f"no {subject} is called {name!r}", nearest(name, names))
@@ -99,7 +99,7 @@ def _count(digits: str, text: str) -> int:
 def _kind(text: str, snapshot: Snapshot) -> str:
     """Return the kind that `text` means: one in this fleet if possible, else one of the catalogue."""
     try:
-        kind = catalogue.require_known_kind(text)
+        kind = catalogue.resolve_kind(text)
     except UserError as e:
         raise SpecError(FIELD, e.message, e.remedy) from None
     if matching := sorted({have.kind for have in snapshot.possible if catalogue.matches_pattern(kind, have.kind)}):

@@ -1,6 +1,6 @@
 """Calls into Ray about nodes and agents: list nodes, start and end agents, translate errors.
 
-Functions here, except `get_result`, wait for Ray's head without a time limit: call them through RAY.ask or RAY.run.
+Functions here, except `get_result`, wait for Ray's head without a time limit: call them through RAY.call or RAY.submit.
 """
 
 import time
@@ -66,7 +66,7 @@ def get_result(ref: Any, call_name: str, timeout_s: float) -> Any:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise FleetError(
-            f"{call_name} gave no answer within {timeout_s:.0f} s", "`polyfleet status` shows whether the node is up"
+            f"{call_name} did not respond within {timeout_s:.0f} s", "`polyfleet status` shows whether the node is up"
         ) from None
     except ray.exceptions.RayTaskError as e:
         if isinstance(e.cause, PolyfleetError):

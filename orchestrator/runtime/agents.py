@@ -38,7 +38,7 @@ CALL_TIMEOUT_S = 20.0
 REFRESH_S = 1.0
 LIMIT_S = 20.0
 HEAD_LATE_S = 5.0
-"""Seconds without an answer from Ray's head after which no job is placed. Ray normally answers in milliseconds."""
+"""Seconds without a response from Ray's head after which no job is placed. Ray normally responds in milliseconds."""
 
 MAX_REPLIES_PER_S = 500.0
 """Maximum rate of replies of all agents together: in large fleets, replies that contain only metrics are delayed."""
@@ -55,7 +55,7 @@ class AgentHandle:
 
     `poll_started_s` (monotonic): start of the current watch, None if there is none. `clock_s`: the node's own clock at
     its last reply; leases are granted from that time. `unreadable_output`: attempts whose ranks wrote unreadable
-    output: {key: {"count", "reason"}}. `hung`: it is being ended because it did not answer.
+    output: {key: {"count", "reason"}}. `hung`: it is being ended because it did not respond.
     """
 
     node: str
@@ -73,10 +73,10 @@ class AgentHandle:
 class Agents:
     """Agents by node name. Thread-safe. Only `call` and `stop_all` block; replies go to `post` as messages.
 
-    `generation`: the controller's generation. Agents refuse one older than the newest they have seen.
-    `minimum_generation`: the newest generation reported by nodes that have just been found; ours must be above it. A
+    `generation`: the controller's generation. Agents refuse one older than the newest they have received.
+    `minimum_generation`: the newest generation reported by nodes that have just joined; ours must be above it. A
     newer one from a node that has already obeyed us belongs to a server started after this one: `superseded_by` then
-    says so, and we do not count above it. `problem`: why no fleet is served, "" while one is, as last seen by the
+    says so, and we do not count above it. `problem`: why no fleet is served, "" while one is, as last observed by the
     controller. `repaired` gets a node and a sentence on its repair. `last_called_s`: last time (monotonic) of `call` or
     `actor`, by node.
     """
@@ -125,7 +125,7 @@ class Agents:
         return away_reason(self.get(node), time.monotonic())
 
     def unreadable_output(self) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-        """(node, its attempts with unreadable output), see Handle.poison."""
+        """(node, its attempts with unreadable output), see AgentHandle."""
         return [(handle.node, handle.unreadable_output) for handle in list(self._handles.values())]
 
     @property
@@ -205,7 +205,7 @@ class Agents:
     # -- polling
 
     def refresh(self) -> None:
-        """Ask Ray for its nodes, at most once a second."""
+        """Read the list of nodes from Ray, at most once a second."""
         now = time.monotonic()
         if self._nodes_requested_s is None and now - self._nodes_listed_s > REFRESH_S:
             self._nodes_requested_s = now
@@ -232,7 +232,7 @@ class Agents:
     def poll(self, node: str, cursors: dict[str, int], last_phases: dict[str, str], timeout_s: float) -> None:
         """Start a long poll of `node`; its reply becomes a message.
 
-        A new agent is first asked for `hello`, then at once for its attempts.
+        A new agent is first called with `hello`, then at once for its attempts.
         """
         handle = self._handles.get(node)
         if handle is None or handle.poll_started_s is not None:
@@ -311,7 +311,7 @@ class Agents:
         return f"its agent cannot start: {last_line(error)}"
 
     def _is_node_restarting(self, name: str) -> bool:
-        """Whether the whole node was restarted a moment ago, which is reported separately."""
+        """Whether the complete node was restarted a moment ago, which is reported separately."""
         node = self.nodes.get(name)
         return node is not None and node.is_restarting(time.monotonic())
 
@@ -375,7 +375,7 @@ def _part_unreadable(node: str, data: Any, reason: str) -> list[Message]:
     try:
         job, epoch, rank = str(data["job"]), int(data["epoch"]), int(data["node_rank"])
     except (TypeError, KeyError, ValueError):
-        log.error("node %s: an invalid report is dropped: %s", node, reason)
+        log.error("node %s: an invalid status is dropped: %s", node, reason)
         return []
     cursor = data["cursor"] if isinstance(data.get("cursor"), int) else None
     reason = f"the status that node {node} sent is invalid: {reason}"

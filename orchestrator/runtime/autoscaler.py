@@ -1,6 +1,6 @@
 """Requests to Ray's autoscaler (version 2): the nodes we need, and why earlier launches failed.
 
-Functions here wait for Ray's head: call them through RAY.ask or RAY.run.
+Functions here wait for Ray's head: call them through RAY.call or RAY.submit.
 """
 
 import re

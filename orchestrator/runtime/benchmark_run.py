@@ -141,7 +141,7 @@ class Run(threading.Thread):
         return {"target": request.name, "job": self._jobs[number], "kind": request.kind, **location}
 
     def _open_targets(self, lost: set[str]) -> list[FleetTarget]:
-        """Open targets in the order of jobs; return those whose sessions answer, log the others as lost."""
+        """Open targets in the order of jobs; return those whose sessions respond, log the others as lost."""
         numbers = [number for number, request in enumerate(self._job_requests) if request.name not in lost]
         candidates: list[FleetTarget] = []
         for number, results in zip(numbers, self._run_parallel(self._make_targets, numbers), strict=True):
@@ -190,7 +190,7 @@ class Run(threading.Thread):
         return [results[number] for number in range(len(items))]
 
     def _log_target(self, target: FleetTarget) -> None:
-        """Log what a target measures when its session answers, and again if its job has another node."""
+        """Log what a target measures when its session responds, and again if its job has another node."""
         node = str(target.facts["node"])
         if target not in self._targets or self._logged_nodes.get(target.id) == node:
             return

@@ -16,9 +16,9 @@ from orchestrator.runtime.jobs import Jobs
 
 POLL_S = 0.2
 START_S = 180.0
-"""Seconds a session may take for its first answer: it imports torch and opens its device."""
+"""Seconds a session may take for its first response: it imports torch and opens its device."""
 VERDICT_S = 60.0
-"""Seconds the fleet may take to find out why a session does not answer."""
+"""Seconds the fleet may take to find out why a session does not respond."""
 REPLY_S = 5.0
 """Seconds within which an idle session describes itself."""
 Data = dict[str, Any]
@@ -53,7 +53,7 @@ class FleetTarget:
         return {"target": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
 
     def open(self) -> None:
-        """Wait until the job's session answers, and read the facts of its device. Raises TargetLost."""
+        """Wait until the job's session responds, and read the facts of its device. Raises TargetLost."""
         attempt = _wait_until_running(self._jobs, self.job)
         self._epoch = attempt.epoch
         described = self._describe(time.monotonic() + START_S)
@@ -96,7 +96,7 @@ class FleetTarget:
         return reply
 
     def end(self) -> None:
-        """Ask the session to end, so that its job succeeds. Errors are ignored."""
+        """Request the end of the session, so that its job succeeds. Errors are ignored."""
         try:
             self._request({"do": "end"}, 10.0)
         except (FleetError, NotFound, UserError, TargetLost):
@@ -114,9 +114,9 @@ class FleetTarget:
         return self._agents.call(node, "measure", self.job, attempt.epoch, request, timeout_s, timeout_s=timeout_s + 10)
 
     def _wait_for_session(self, error: str, busy_s: float) -> bool:
-        """Wait until the session answers (True) or a new session has replaced it and is opened (False).
+        """Wait until the session responds (True) or a new session has replaced it and is opened (False).
 
-        The session may be busy for `busy_s` before it answers. Raises TargetLost if neither happens.
+        The session may be busy for `busy_s` before it responds. Raises TargetLost if neither happens.
         """
         start_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
         while waited_s < wait_s:
@@ -130,14 +130,14 @@ class FleetTarget:
             if is_running and not is_same:
                 self.open()
                 return False
-            if is_same and self._answers():
+            if is_same and self._is_responding():
                 return True
             time.sleep(POLL_S)
             waited_s, wait_s = time.monotonic() - start_s, VERDICT_S + (busy_s if is_same else 0.0)
         raise TargetLost(f"its session has not answered for {waited_s:.0f} s: {error}")
 
-    def _answers(self) -> bool:
-        """Check that the session of the known attempt answers within REPLY_S."""
+    def _is_responding(self) -> bool:
+        """Check that the session of the current attempt responds within REPLY_S."""
         with suppress(FleetError, NotFound, UserError):
             self._request({"do": "describe"}, REPLY_S)
             return True
@@ -167,7 +167,7 @@ class FleetTarget:
 
     def _raise_lost(self, error: str) -> None:
         record = self._record()
-        raise TargetLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {error}")
+        raise TargetLost(_reason(record) if record.job.state in TERMINAL else f"its session does not respond: {error}")
 
     def _record(self) -> Record:
         return self._jobs[self.job]

@@ -46,7 +46,7 @@ class Replicator:
             nonlocal held_s
             if time.monotonic() - held_s > HOLD_EVERY_S:
                 held_s = time.monotonic()
-                self._checkpoints.hold(*source)
+                self._checkpoints.protect(*source)
 
         hold()
         self._checkpoints.move(source, request.node, path, hold)

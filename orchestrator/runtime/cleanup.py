@@ -32,14 +32,14 @@ PAUSE_S = 0.02
 """Pause between two transactions, so that submissions come first."""
 
 MAX_FOLDER_WAIT_S = 30 * 86400.0
-"""Seconds after which folders of removed jobs on a node that does not come back are given up."""
+"""Seconds after which folders of removed jobs on a node that does not come back are no longer tracked."""
 
 RemoveFolders = Callable[[list[AttemptFolderRef]], list[AttemptFolderRef]]
-ReportDamaged = Callable[[str, str], None]
+DamageCallback = Callable[[str, str], None]
 
 
 def keep_jobs_s(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds for which an ended job is kept (None: for ever).
+    """Seconds for which an ended job is retained (None: for ever).
 
     Raises UserError if the setting is not a duration.
     """
@@ -70,7 +70,7 @@ class Clock:
         return self._wall_s + time.monotonic() - self._start_s
 
     def newest_old_event(self, last_seq: int) -> int:
-        """Number of the newest event that is old enough: from before the start, or first seen `keep_s` ago."""
+        """Number of the newest event that is old enough: from before the start, or first read `keep_s` ago."""
         now_s = time.monotonic()
         self._marks.append((now_s, last_seq))
         while self._marks and now_s - self._marks[0][0] >= self._keep_s:
@@ -79,9 +79,9 @@ class Clock:
 
 
 def folder_remover(agents: Agents) -> RemoveFolders:
-    """Make a `forget` that asks the node to remove folders, then removes the fences of those jobs."""
+    """Make a function that calls the node to remove folders, then removes the fences of those jobs."""
 
-    def forget(folders: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
+    def remove_folders(folders: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
         node = folders[0].node
         pairs = agents.call(
             node, "remove_all_files", agents.generation, [(folder.job, folder.epoch) for folder in folders]
@@ -92,30 +92,30 @@ def folder_remover(agents: Agents) -> RemoveFolders:
                 fences.remove(job)
         return removed
 
-    return forget
+    return remove_folders
 
 
 class Housekeeping(threading.Thread):
     """The housekeeping thread; it starts with `start`.
 
-    `forget` makes a node remove attempt folders and returns the removed ones; raises PolyfleetError if the node does
-    not answer. `distrust` gets each open job with a damaged history, and the reason. `tidy` removes data that no job
-    uses any more.
+    `remove_folders` makes a node remove attempt folders and returns the removed ones; raises PolyfleetError if the node
+    does not respond. `on_damaged_job` gets each open job with a damaged history, and the reason. `remove_unused_data`
+    removes what no job uses any more.
     """
 
     def __init__(
         self,
         jobs: Jobs,
         store: EventStore,
-        forget: RemoveFolders,
+        remove_folders: RemoveFolders,
         keep_s: float | None,
-        distrust: ReportDamaged = lambda job, why: None,
-        tidy: Callable[[], None] = lambda: None,
+        on_damaged_job: DamageCallback = lambda job, why: None,
+        remove_unused_data: Callable[[], None] = lambda: None,
     ):
         super().__init__(name="housekeeping", daemon=True)
-        self._jobs, self._store, self._forget, self._keep_s = jobs, store, forget, keep_s
-        self._distrust, self._tidy = distrust, tidy
-        self._distrusted = set(jobs.damaged)
+        self._jobs, self._store, self._remove_folders, self._keep_s = jobs, store, remove_folders, keep_s
+        self._on_damaged_job, self._remove_unused_data = on_damaged_job, remove_unused_data
+        self._damaged_jobs = set(jobs.damaged)
         self._clock = Clock(store.last_seq, store.newest_s(), keep_s or 0.0)
         self._closing = threading.Event()
         self._refreshed: int | None = 0
@@ -127,7 +127,7 @@ class Housekeeping(threading.Thread):
             if self._keep_s is not None:
                 self._run_safely("removing old jobs", self.prune)
             self._run_safely("updating rows of ended jobs", self.refresh)
-            self._run_safely("removing unused code archives, data and files", self._tidy)
+            self._run_safely("removing unused code archives, data and files", self._remove_unused_data)
             self._closing.wait(INTERVAL_S if checked else CHECK_RETRY_S)
 
     def close(self) -> None:
@@ -138,9 +138,9 @@ class Housekeeping(threading.Thread):
             self._jobs.check_histories(self._wait_or_closing)
         finally:
             for job, reason in list(self._jobs.damaged.items()):
-                if job not in self._distrusted:
-                    self._distrusted.add(job)
-                    self._distrust(job, reason)
+                if job not in self._damaged_jobs:
+                    self._damaged_jobs.add(job)
+                    self._on_damaged_job(job, reason)
 
     def prune(self) -> None:
         """Remove all jobs, rows and keys that are too old now. Ends early when the thread is closed."""
@@ -162,15 +162,15 @@ class Housekeeping(threading.Thread):
     def _clear_node(self, node: str) -> bool:
         """Have a node remove all folders of removed jobs, in batches.
 
-        Return False if it did not answer at all.
+        Return False if it did not respond at all.
         """
         retention, newest = self._store.retention, None
         while not self._closing.is_set() and (folders := retention.folders(node, newest)):
             try:
-                removed = self._forget(folders)
+                removed = self._remove_folders(folders)
             except PolyfleetError as e:
                 log.info(
-                    "node %s did not remove the folders of removed jobs; the server asks it again later: %s", node, e
+                    "node %s did not remove the folders of removed jobs; the server tries again later: %s", node, e
                 )
                 return newest is not None
             retention.folders_removed(removed)

@@ -123,7 +123,7 @@ class ServerCodeArchives:
 class UnusedArchives:
     """Removes code archives that nothing uses any more, from this server and from nodes.
 
-    `job_naming` returns a job that uses an archive, or ""; the answer is cached, and checked with `exists` (is this job
+    `job_naming` returns a job that uses an archive, or ""; the result is cached, and checked with `exists` (is this job
     in the store?). `in_use` returns archives with other users, such as benchmark runs.
     """
 
@@ -135,7 +135,7 @@ class UnusedArchives:
         exists: Callable[[str], bool],
         in_use: Callable[[], set[str]],
     ):
-        self._packages, self._agents = archives, agents
+        self._archives, self._agents = archives, agents
         self._job_naming, self._exists, self._in_use = job_naming, exists, in_use
         self._job: dict[str, str] = {}
 
@@ -144,11 +144,11 @@ class UnusedArchives:
 
         Raises FleetError if the store fails.
         """
-        idle_here, idle_on_nodes = self._packages.idle(), dict(self._idle_on_nodes())
+        idle_here, idle_on_nodes = self._archives.idle(), dict(self._idle_on_nodes())
         in_use = self._in_use()
         candidates = dict.fromkeys([*idle_here, *(sha for names in idle_on_nodes.values() for sha in names)])
         unused = {sha for sha in candidates if sha not in in_use and not self._is_used(sha)}
-        self._packages.remove(unused.intersection(idle_here))
+        self._archives.remove(unused.intersection(idle_here))
         for node, names in idle_on_nodes.items():
             if to_remove := sorted(unused.intersection(names)):
                 self._call_node(node, "remove_code_archives", to_remove)
@@ -158,11 +158,11 @@ class UnusedArchives:
             yield node, self._call_node(node, "idle_code_archives") or []
 
     def _call_node(self, node: str, method: str, *arguments: Any) -> Any:
-        """Call a node; None if it does not answer. The next `remove` asks it again."""
+        """Call a node; None if it does not respond. The next `remove` calls it again."""
         try:
             return self._agents.call(node, method, *arguments)
         except PolyfleetError as e:
-            log.info("node %s did not remove unused code archives; the server asks it again later: %s", node, e)
+            log.info("node %s did not remove unused code archives; the server tries again later: %s", node, e)
             return None
 
     def _is_used(self, sha: str) -> bool:

@@ -17,7 +17,7 @@ REMEDY = "install polyfleet in the Python of that Ray node, or start the node wi
 
 
 def deliver(ray_id: str) -> str:
-    """Send our packages to a node and return their folder there.
+    """Send our Python packages to a node and return their folder there.
 
     Raises FleetError if they cannot be imported there: the libraries that they need are not sent.
     """

@@ -50,19 +50,19 @@ DEVICES_LOCK_S = 15.0
 
 
 class _DevicesBusy(FleetError):
-    def __init__(self, place: str):
+    def __init__(self, allocation_name: str):
         super().__init__(
-            f"its devices ({place}) are still being reserved or released for another attempt"
+            f"its devices ({allocation_name}) are still being reserved or released for another attempt"
             f" after {DEVICES_LOCK_S:.0f} s",
             "nothing to do: the server tries again",
         )
-        self.args = (place,)
+        self.args = (allocation_name,)
 
 
 class CommandExecutor:
-    """Executes commands; only the controller's thread calls `carry`.
+    """Executes commands; only the controller's thread calls `execute`.
 
-    `keeping` saves logs that would be lost with nodes that may be given back.
+    `log_preservation` copies logs that would be lost with nodes that may be released.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class CommandExecutor:
         store: EventStore,
         jobs: Jobs,
         post: Callable[[Message], None],
-        keeping: LogPreservation,
+        log_preservation: LogPreservation,
         repair: RepairThread | None = None,
     ):
-        self.keeping = keeping
+        self.log_preservation = log_preservation
         self._repair = repair
         self._agents, self._launcher, self._store, self._jobs, self._post = agents, launcher, store, jobs, post
         self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
         self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
         self._copies = ThreadPoolExecutor(COPIES, thread_name_prefix="copies")
-        self._places_in_use: set[str] = set()
-        self._place_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._allocations_in_use: set[str] = set()
+        self._allocation_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Launch: self._launch,
             c.Stop: self._stop,
-            c.RemoveFiles: lambda f: keeping.preserve_before(f, lambda: self._forget(f)),
+            c.RemoveFiles: lambda f: log_preservation.preserve_before(f, lambda: self._remove_files(f)),
             c.Fence: self._fence,
             c.Release: self._release,
             c.StartAgent: lambda m: agents.start(m.node, m.ray_id),
@@ -95,7 +95,7 @@ class CommandExecutor:
             c.UnwatchAgent: lambda d: agents.unwatch(d.node, d.ray_id),
             c.EndIdleAgent: lambda r: agents.rest(r.node, r.ray_id),
             c.RequestNodes: self._request_nodes,
-            c.StoreReport: self._store_report,
+            c.StoreReport: self._store_metrics,
             c.Replicate: partial(self._submit, self._copies, self._run_replication),
             c.Reject: lambda _: None,
             c.LogWarning: lambda w: log.warning("%s", w.text),
@@ -105,11 +105,11 @@ class CommandExecutor:
         self._handlers[type(command)](command)
 
     def close(self) -> None:
-        self.keeping.close()
+        self.log_preservation.close()
         for threads in (self._launches, self._releases, self._copies):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _forget(self, forget: c.RemoveFiles) -> None:
+    def _remove_files(self, forget: c.RemoveFiles) -> None:
         self._agents.call_async(
             forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_log_error, forget)
         )
@@ -124,12 +124,12 @@ class CommandExecutor:
             log.exception("%s could not be executed", command)
 
     def _launch(self, launch: c.Launch) -> None:
-        self._places_in_use.add(launch.place)
+        self._allocations_in_use.add(launch.reservation_name)
         self._submit(self._launches, self._run_launch, launch)
 
     def _run_launch(self, launch: c.Launch) -> Message:
         try:
-            with self._lock_devices(launch.place):
+            with self._lock_devices(launch.reservation_name):
                 return self._launcher.launch(launch)
         except _DevicesBusy as e:
             return LaunchFailed(launch.job, launch.epoch, "launch", str(e))
@@ -139,18 +139,18 @@ class CommandExecutor:
             return LaunchFailed(launch.job, launch.epoch, "launch", message, launch.nodes)
 
     def _release(self, release: c.Release) -> None:
-        self._places_in_use.discard(release.place)
+        self._allocations_in_use.discard(release.reservation_name)
         self._submit(self._releases, self._run_release, release)
 
     def _run_release(self, command: c.Release) -> Message:
-        """Release devices, unless the next attempt has taken over their reservation."""
+        """Release devices, unless the next attempt uses their reservation."""
         try:
-            with self._lock_devices(command.place):
-                if command.place not in self._places_in_use:
-                    reservations.release(command.place)
+            with self._lock_devices(command.reservation_name):
+                if command.reservation_name not in self._allocations_in_use:
+                    reservations.release(command.reservation_name)
         except PolyfleetError as e:
-            return ReleaseAnswered(command.place, str(e), command.requested_s)
-        return ReleaseAnswered(command.place, requested_s=command.requested_s)
+            return ReleaseAnswered(command.reservation_name, str(e), command.requested_s)
+        return ReleaseAnswered(command.reservation_name, requested_s=command.requested_s)
 
     def _run_replication(self, command: c.Replicate) -> Message:
         try:
@@ -160,21 +160,21 @@ class CommandExecutor:
             return Replicated(command.job, command.step, command.node, error=f"internal error: {e!r}")
 
     @contextmanager
-    def _lock_devices(self, place: str) -> Iterator[None]:
+    def _lock_devices(self, allocation_name: str) -> Iterator[None]:
         """Hold the lock of these devices, so that no other command reserves or releases them.
 
-        Raises _Occupied.
+        Raises _DevicesBusy.
         """
-        lock = self._place_locks[place]
+        lock = self._allocation_locks[allocation_name]
         if not lock.acquire(timeout=DEVICES_LOCK_S):
-            raise _DevicesBusy(place)
+            raise _DevicesBusy(allocation_name)
         try:
             yield
         finally:
             lock.release()
 
     def _restart_node(self, restart: c.RestartNode) -> None:
-        """Restart a node after asking Ray again what it holds: the launch's information may be a minute old."""
+        """Restart a node after reading again what Ray reserves there: the launch's information may be a minute old."""
         check = partial(ray_capacity.has_stuck_resources, restart.ray_id)
         RAY.submit(
             f"list the reservations on {restart.node}",
@@ -202,9 +202,9 @@ class CommandExecutor:
 
     def _fence(self, fence: c.Fence) -> None:
         change = fences.lower_to if fence.lower else fences.raise_to
-        change(fence.job, fence.epoch, partial(self._post_fence_answer, fence))
+        change(fence.job, fence.epoch, partial(self._post_fence_result, fence))
 
-    def _post_fence_answer(self, fence: c.Fence, current_epoch: Any) -> None:
+    def _post_fence_result(self, fence: c.Fence, current_epoch: Any) -> None:
         if isinstance(current_epoch, BaseException):
             self._post(FenceAnswered(fence.job, fence.epoch, error=str(current_epoch), requested_s=fence.requested_s))
         else:
@@ -222,7 +222,7 @@ class CommandExecutor:
         is_error = isinstance(result, BaseException)
         self._post(NodeRequestAnswered(first_line(result)) if is_error else NodeRequestAnswered(failed=result))
 
-    def _store_report(self, command: c.StoreReport) -> None:
+    def _store_metrics(self, command: c.StoreReport) -> None:
         self._store.report(
             command.job, command.epoch, command.metrics.get("step", 0), command.time_s, command.metrics, at=command.at
         )

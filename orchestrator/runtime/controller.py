@@ -72,7 +72,7 @@ class ControllerThread(threading.Thread):
         agents: Agents,
         launcher: Launcher,
         inbox: Inbox,
-        keeping: LogPreservation,
+        log_preservation: LogPreservation,
         throughput: Callable[[], Throughput] = Throughput,
         liveness: Liveness | None = None,
         repair: RepairThread | None = None,
@@ -99,7 +99,7 @@ class ControllerThread(threading.Thread):
         agents.generation = store.next_generation()
         self._link = RayLink(agents, self._inbox.put)
         agents.problem = before_joining(self._read_record())
-        self._executor = CommandExecutor(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
+        self._executor = CommandExecutor(agents, launcher, store, jobs, self._inbox.put, log_preservation, repair)
         drained = drained_nodes(e for e in store.events_below(OWNER_PREFIX))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
         initial = control.control_from_log(jobs.open(), drained, store.stored_offset, now(), reported)
@@ -113,9 +113,9 @@ class ControllerThread(threading.Thread):
     def post(self, message: Message) -> None:
         self._inbox.put(message)
 
-    def ask(self, message: Message) -> None:
-        """Post a message and wait until its effect is durable; see Inbox.ask."""
-        self._inbox.ask(message, lambda: self.liveness.activity)
+    def post_and_wait(self, message: Message) -> None:
+        """Post a message and wait until its effect is durable; see Inbox.post_and_wait."""
+        self._inbox.post_and_wait(message, lambda: self.liveness.activity)
 
     @property
     def control(self) -> Control:
@@ -159,7 +159,7 @@ class ControllerThread(threading.Thread):
         self._inbox.put(None)
         self.join(timeout=10)
         if not self.problem:
-            self._report_last_contacts()
+            self._publish_last_contacts()
         self._executor.close()
         self._link.close()
 
@@ -195,10 +195,10 @@ class ControllerThread(threading.Thread):
     def _set_problem(self, reason: str) -> None:
         if reason and not self.problem:
             self._trouble_since_s = time.monotonic()
-            self._report_last_contacts()
+            self._publish_last_contacts()
         self._agents.problem = reason
 
-    def _report_last_contacts(self) -> None:
+    def _publish_last_contacts(self) -> None:
         at = now()
         self.on_last_contacts({node.name: at.wall_s - node.silent_s(at.s) for node in self.control.nodes.values()})
 
@@ -220,7 +220,7 @@ class ControllerThread(threading.Thread):
         finally:
             self._inbox.pending = [item for item in items if not isinstance(item, m.Tick)]
         self._execute(commands)
-        self._report_devices()
+        self._publish_devices()
         self.liveness.activity = "polling the agents"
         if not self.problem:
             self._poll()
@@ -249,7 +249,7 @@ class ControllerThread(threading.Thread):
         running, recorded = self._workers()
         trouble = self.problem or self.hold_reason
         groups = self._groups.groups(self.fleet.pools) if self.fleet else ()
-        self._executor.keeping.pools = frozenset(group.pool for group in groups)
+        self._executor.log_preservation.pools = frozenset(group.pool for group in groups)
         called = dict(self._agents.last_called_s) if groups else {}
         self.measurements = throughput, history = self._throughput(), self._history()
         fleet_fields = running, recorded, self.repairs_nodes, groups, called
@@ -264,7 +264,7 @@ class ControllerThread(threading.Thread):
         running, recorded = (frozenset(p.node for p in group if p.role == "worker") for group in both)
         return running, recorded
 
-    def _report_devices(self) -> None:
+    def _publish_devices(self) -> None:
         nodes = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
         if nodes != self._nodes_reported:
             self._nodes_reported = nodes
@@ -275,23 +275,23 @@ class ControllerThread(threading.Thread):
         for kind, *rest in self._inbox.take_link_messages():
             handle: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
             handle(*rest)
-        trouble = self._link.update(recorded, self._give_back)
+        trouble = self._link.update(recorded, self._leave_cluster)
         self._set_problem((trouble and self._record_error) or trouble)
         if self._agents.superseded_by and self._repair:
             self._repair.close()
         fleet, link_changes = (
             self._link.fleet,
-            [i for i in self._inbox.pending if isinstance(i, m.ClusterJoined | m.ClusterParted)],
+            [i for i in self._inbox.pending if isinstance(i, m.ClusterJoined | m.ClusterLeft)],
         )
         joined = isinstance(link_changes[-1], m.ClusterJoined) if link_changes else self.control.is_joined
         if fleet is None and joined:
-            return [m.ClusterParted(over=recorded is None or recorded.state != "up")]
+            return [m.ClusterLeft(has_ended=recorded is None or recorded.state != "up")]
         if fleet is not None and not joined:
             self._reserved_s = 0.0
             return [m.ClusterJoined()]
         return []
 
-    def _give_back(self) -> None:
+    def _leave_cluster(self) -> None:
         scaling = self.control.scaling
         grows = bool(scaling.groups or scaling.confirmed_request or scaling.pending_request)
         leave_cluster(self._agents, list(self.control.attempts.values()), grows)

@@ -33,7 +33,7 @@ class DataMoves:
     store: DataStore
     locks: dict[tuple[str, str], threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
-    def bring(self, launch: Launch, set_activity: SetActivity) -> tuple[Mount, ...]:
+    def ensure_on_nodes(self, launch: Launch, set_activity: SetActivity) -> tuple[Mount, ...]:
         """Bring all data of a launch. Raises SpecError for the user's errors, FleetError for what is retried."""
         mounts = []
         for index, data in enumerate(launch.data):

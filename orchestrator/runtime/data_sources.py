@@ -17,7 +17,7 @@ from cluster.content_cache import source_key
 from cluster.content_hash import entry_error
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
 from cluster.folder_access import PIECE_BYTES, digest
-from cluster.folder_entries import Entry
+from cluster.folder_entries import FolderEntry
 from cluster.types import NodeFacts
 from orchestrator.checkpoint_address import is_local_path
 from orchestrator.checkpoints import CheckpointService
@@ -27,7 +27,7 @@ from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.bandwidth_limit import RateLimit
 from orchestrator.runtime.data_store import DataStore, not_uploaded
 from orchestrator.runtime.file_locations import Folder
-from orchestrator.runtime.file_moves import COMMIT_S, IN_FLIGHT, PIECE_S, Copy
+from orchestrator.runtime.file_moves import COMMIT_S, IN_FLIGHT, PIECE_S, FolderCopy
 from orchestrator.show.units import size
 from workers.messages import Mount
 
@@ -89,7 +89,7 @@ class Sources:
     def _from_store(self, node: str, location: CheckpointLocation, item: Item, set_activity: SetActivity) -> Source:
         source = {"source": {"uri": str(location)}}
         description = self._run_tool(node, "look", source, lambda done_bytes, total: None, set_activity)
-        progress = _report_progress(set_activity, str(location), description["bytes"])
+        progress = _progress_callback(set_activity, str(location), description["bytes"])
         pool = self.agents[node].facts.pool  # type: ignore[union-attr] # a node with a launch has reported its facts
 
         def send(node: str, upload: str) -> str:
@@ -131,9 +131,9 @@ class Sources:
 
         def send(node: str, upload: str) -> str:
             arrived = self.agents.call(node, "begin_upload", upload)
-            pace = self.checkpoints.pace or RateLimit()
-            wait = partial(pace.wait, facts_of(self.agents, reader), facts_of(self.agents, node))
-            Copy(
+            rate_limit = self.checkpoints.rate_limit or RateLimit()
+            wait = partial(rate_limit.wait, facts_of(self.agents, reader), facts_of(self.agents, node))
+            FolderCopy(
                 self.agents, source, folder, node, upload, set_activity, wait, _activity_text(str(location), total)
             ).send(files, arrived)
             self.agents.call(node, "keep_only", upload, [e["path"] for e in files], timeout_s=COMMIT_S)
@@ -141,7 +141,7 @@ class Sources:
 
         return Source(total, source_key(item.data.uri, listing), send)
 
-    def _find_entries(self, location: CheckpointLocation, item: Item) -> tuple[str, str, str, list[Entry]]:
+    def _find_entries(self, location: CheckpointLocation, item: Item) -> tuple[str, str, str, list[FolderEntry]]:
         """Return (node, folder, name, entries at or below it). Raises SpecError if no node has a file there."""
         readers = self._readers(location.pool, f"{item.field}.uri")
         for reader in readers:
@@ -176,7 +176,7 @@ class Sources:
         epoch = self.agents.call(reader, "files_of", job, location.pool)["epoch"]
         return f"{job}/{OUTPUT}-{epoch}{slash}{rest}"
 
-    def _entries(self, reader: str, folder: str, name: str, pool: str) -> Iterator[Entry]:
+    def _entries(self, reader: str, folder: str, name: str, pool: str) -> Iterator[FolderEntry]:
         after = ""
         while True:
             page = self.agents.call(reader, "list_files", folder, name, after, pool, timeout_s=PIECE_S)
@@ -195,7 +195,7 @@ class Sources:
         def send(node: str, upload: str) -> str:
             tree, files, single = self.store.files(item.expected)
             arrived = self.agents.call(node, "begin_upload", upload)
-            done_bytes, pending, progress = 0, deque[Any](), _report_progress(set_activity, item.data.uri, total)
+            done_bytes, pending, progress = 0, deque[Any](), _progress_callback(set_activity, item.data.uri, total)
             for entry in files:
                 path, size_bytes = entry["path"], entry["bytes"]
                 if arrived.get(path) == size_bytes and size_bytes:  # the node hashes it later, with all other files
@@ -231,7 +231,7 @@ def _activity_text(uri: str, total: int) -> Callable[[int], str]:
     return lambda done_bytes: f"fetches {size(total)} of data from {uri} ({100 * done_bytes // max(total, 1)} %)"
 
 
-def _report_progress(set_activity: SetActivity, uri: str, total: int) -> Callable[[int, int], None]:
+def _progress_callback(set_activity: SetActivity, uri: str, total: int) -> Callable[[int, int], None]:
     text = _activity_text(uri, total)
     set_activity(text(0))
     return lambda done_bytes, _: set_activity(text(done_bytes))

@@ -12,7 +12,7 @@ from cluster.content_cache import ContentCache
 from cluster.content_hash import Content
 from cluster.errors import NotFound, SpecError, UserError
 from cluster.folder_access import FolderTree, digest, digest_of, normalize_path
-from cluster.folder_entries import Entry
+from cluster.folder_entries import FolderEntry
 from cluster.last_used import IDLE_S
 
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
@@ -38,7 +38,7 @@ class DataStore:
             raise NotFound(f"data {sha256[:12]}… is no longer on this server", "submit the job again")
         return content.bytes
 
-    def files(self, sha256: str) -> tuple[FolderTree, list[Entry], str]:
+    def files(self, sha256: str) -> tuple[FolderTree, list[FolderEntry], str]:
         """Return (tree, its file entries, file name); the name is "" if the content is a folder."""
         content = self._folder / sha256 / "content"
         if content.is_file():

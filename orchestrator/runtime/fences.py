@@ -1,8 +1,8 @@
 """Fences: the epoch of each job that counts while the server is silent; a channel beside leases.
 
 A fence is in Ray's key-value store, and for nodes on this machine also in a folder, which agents read while Ray's head
-does not answer. Changes of one job's fence are made in the order of their requests: a late change may still be made, so
-the next one starts when it has returned. Jobs do not wait for each other.
+does not respond. Changes of one job's fence are made in the order of their requests: a late change may still be made,
+so the next one starts when it has returned. Jobs do not wait for each other.
 """
 
 import queue
@@ -35,13 +35,13 @@ def lower_to(job: str, epoch: int, answered: OnResult) -> None:
     _QUEUE.submit(job, _Change(LOWER, partial(_lower, job, epoch), answered))
 
 
-def acquire(job: str, epoch: int, ours: bool) -> int:
-    """Claim `epoch` for an attempt that is about to start: raise the fence to it and return 0.
+def acquire(job: str, epoch: int, is_ours: bool) -> int:
+    """Acquire `epoch` for an attempt that is about to start: raise the fence to it and return 0.
 
-    If this or a newer epoch may already have run, change nothing and return the fence's epoch. `ours`: a fence at
+    If this or a newer epoch may already have run, change nothing and return the fence's epoch. `is_ours`: a fence at
     `epoch` is allowed, because this server raised it. Raises FleetError after LIMIT_S.
     """
-    current_epoch: int = _QUEUE.run(job, RAISE, partial(_acquire, job, epoch, ours))
+    current_epoch: int = _QUEUE.run(job, RAISE, partial(_acquire, job, epoch, is_ours))
     return current_epoch
 
 
@@ -91,7 +91,7 @@ class _PerJobQueue:
         return result
 
     def _give_up(self, job: str, change: _Change) -> _Change:
-        """Withdraw `change` unless it has begun; return the change in progress that it waited for."""
+        """Withdraw `change` unless it has started; return the change in progress that it waited for."""
         with self._lock:
             if self._next.get(job) is change:
                 del self._next[job]
@@ -131,9 +131,9 @@ def _raise(job: str, epoch: int) -> int:
     return epoch
 
 
-def _acquire(job: str, epoch: int, ours: bool) -> int:
+def _acquire(job: str, epoch: int, is_ours: bool) -> int:
     current_epoch = _read(job)
-    if current_epoch > epoch or (current_epoch == epoch and not ours):
+    if current_epoch > epoch or (current_epoch == epoch and not is_ours):
         return current_epoch
     _change(job, epoch)
     return 0

@@ -33,7 +33,7 @@ class Folder:
 class LocatedFiles:
     """The folders of the newest attempt: several if its nodes do not share storage.
 
-    `away`: nodes that may have a folder but cannot be asked.
+    `away`: nodes that may have a folder but cannot be reached.
     """
 
     folders: tuple[Folder, ...] = ()
@@ -77,9 +77,9 @@ class FileLocator:
         return None
 
     def _readers(self, node: str, pool: str) -> Iterator[str]:
-        """Nodes to ask: the node itself, or else others that may see its storage.
+        """Nodes to call: the node itself, or else others that may see its storage.
 
-        A silent node is not asked, because the next attempt would have to wait for it.
+        A silent node is not called, because the next attempt would have to wait for it.
         """
         ready = {name: other for name, other in self._agents.ready() if other.silent_s(now().s) <= NODE_SILENT_S}
         if node in ready:
@@ -106,5 +106,5 @@ class FileLocator:
         reasons = "; ".join(f"node {name}, {self._agents.away_reason(name)}" for name in nodes)
         remedy = "run `polyfleet up` to restart lost nodes; the files stay on the node"
         if not (self._agents.problem or any(map(self._agents.get, nodes))):
-            remedy = "if the node was given back, the files are lost; use a shared storage for its pool"
+            remedy = "if the node was released, the files are lost; use a shared storage for its pool"
         return FleetError(f"the files of {job} are on {reasons}", remedy)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError
 from cluster.folder_access import PIECE_BYTES
-from cluster.folder_entries import Entry
+from cluster.folder_entries import FolderEntry
 from cluster.types import NodeFacts
 from orchestrator.core.commands import Launch
 from orchestrator.runtime import actors
@@ -29,11 +29,11 @@ SetActivity = Callable[[str], None]
 
 
 class FileMoves:
-    def __init__(self, agents: Agents, pace: RateLimit | None = None):
-        self._agents, self._pace = agents, pace or RateLimit()
+    def __init__(self, agents: Agents, rate_limit: RateLimit | None = None):
+        self._agents, self._rate_limit = agents, rate_limit or RateLimit()
         self._locator = FileLocator(agents)
 
-    def bring(self, launch: Launch, set_activity: SetActivity) -> str:
+    def ensure_on_nodes(self, launch: Launch, set_activity: SetActivity) -> str:
         """Give an attempt the files of earlier attempts; return a sentence on files that are missing, or "".
 
         Raises FleetError; the launch is then retried.
@@ -44,7 +44,7 @@ class FileMoves:
         located = self._locator.find(launch.job, launch.previous_attempts)
         away = f"its files on {', '.join(located.away)} cannot be reached" if located.away else ""
         try:
-            missing = "; ".join(filter(None, (away, *self._bring(launch, located, set_activity))))
+            missing = "; ".join(filter(None, (away, *self._ensure_on_nodes(launch, located, set_activity))))
             if missing:
                 log.warning("%s starts without some of its files: %s", launch.job, missing)
             return missing
@@ -53,7 +53,7 @@ class FileMoves:
         except PolyfleetError as e:
             raise FleetError(f"its files could not be copied: {e.message}", e.remedy) from e
 
-    def _bring(self, launch: Launch, located: LocatedFiles, set_activity: SetActivity) -> list[str]:
+    def _ensure_on_nodes(self, launch: Launch, located: LocatedFiles, set_activity: SetActivity) -> list[str]:
         """Bring the files to each storage of the attempt; return sentences on files that were left behind."""
         if not located.folders:
             return []
@@ -104,8 +104,8 @@ class FileMoves:
         accepted = [entry for entry in entries if not entry["refused"]]
         arrived = self._agents.call(node, "begin_upload", upload)
         files = [entry for entry in accepted if entry["type"] == "file"]
-        wait = partial(self._pace.wait, self._facts(source.node), self._facts(node))
-        Copy(self._agents, source, folder, node, upload, set_activity, wait).send(files, arrived)
+        wait = partial(self._rate_limit.wait, self._facts(source.node), self._facts(node))
+        FolderCopy(self._agents, source, folder, node, upload, set_activity, wait).send(files, arrived)
         others = [entry for entry in accepted if entry["type"] != "file"]
         self._agents.call(node, "write_others", upload, others, timeout_s=COMMIT_S)
         self._agents.call(node, "keep_only", upload, [entry["path"] for entry in accepted], timeout_s=COMMIT_S)
@@ -115,7 +115,7 @@ class FileMoves:
         first = refused[0]
         return f"{len(refused)} of its files were not copied to {node}, such as {first['path']!r}: {first['refused']}"
 
-    def _listed(self, source: Folder, folder: str) -> Iterator[Entry]:
+    def _listed(self, source: Folder, folder: str) -> Iterator[FolderEntry]:
         after = ""
         while True:
             page = self._agents.call(source.node, "list_files", folder, "", after, source.pool)
@@ -124,7 +124,7 @@ class FileMoves:
                 return
 
 
-class Copy:
+class FolderCopy:
     """Copies files of one folder into an upload on another node.
 
     `describe(bytes_copied)` makes an activity text.
@@ -148,7 +148,7 @@ class Copy:
         self._versions: dict[str, set[str]] = {}
         self._done_bytes = self._total_bytes = 0
 
-    def send(self, files: list[Entry], arrived: dict[str, int]) -> None:
+    def send(self, files: list[FolderEntry], arrived: dict[str, int]) -> None:
         self._total_bytes = sum(entry["bytes"] for entry in files)
         for _ in range(TRIES):
             for entry in files:
@@ -161,7 +161,7 @@ class Copy:
                 return
         raise FleetError(f"{files[0]['path']!r} changes while it is copied, although its attempt has ended")
 
-    def _send(self, entry: Entry, arrived_bytes: int) -> None:
+    def _send(self, entry: FolderEntry, arrived_bytes: int) -> None:
         """Copy one file. Its last piece, which completes it, is sent after all others have arrived."""
         offsets = range(0, max(entry["bytes"], 1), PIECE_BYTES)
         arrived = self._arrived_pieces(entry["path"], arrived_bytes) if arrived_bytes else set()

@@ -18,7 +18,7 @@ MEASURE_S = 600.0
 
 
 def keep_files_bytes(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Maximum bytes per pool (None: files are kept as long as their jobs).
+    """Maximum bytes per pool (None: files are retained as long as their jobs).
 
     Raises UserError if it is not a size.
     """

@@ -20,7 +20,7 @@ NOT_YET = "no node has reported yet"
 
 
 class FleetReadiness:
-    """The fleet's devices, once its nodes have reported. Thread-safe. `inventory`: the last known one."""
+    """The fleet's devices, once its nodes have reported. Thread-safe. `inventory`: the last one of a fleet."""
 
     def __init__(self, runtime: ControllerThread, agents: Agents, inventory: LastInventory):
         self._runtime, self._agents, self._inventory = runtime, agents, inventory
@@ -30,13 +30,13 @@ class FleetReadiness:
     def devices(self) -> tuple[tuple[Devices, ...] | None, str]:
         """Return (devices to check a submission against, why its job will wait or "").
 
-        The devices are None if the fleet has not reported yet and none is known from before.
+        The devices are None if the fleet has not reported yet and none is stored from before.
         """
         self.wait_until_ready(SUBMIT_WAIT_S)
         trouble, inventory, fleet = self._runtime.problem, self._inventory.newest, self._runtime.fleet
         if inventory is None or (fleet is not None and not self._is_complete(fleet)):
             return None, f"{trouble or NOT_YET}; the job waits, and its resources are checked once a fleet is up"
-        note = f"{trouble}; the job waits, checked against the fleet of {inventory.seen_at}" if trouble else ""
+        note = f"{trouble}; the job waits, checked against the fleet of {inventory.reported_at}" if trouble else ""
         return inventory.devices, note
 
     def snapshot(self) -> Snapshot:
@@ -62,7 +62,7 @@ class FleetReadiness:
             raise FleetError(message, STATUS_REMEDY if is_up else BRING_UP)
 
     def pools(self) -> dict[str, list[str]]:
-        """Nodes by pool, of the fleet that is up or else of the last known inventory."""
+        """Nodes by pool, of the fleet that is up or else of the last inventory."""
         if self._runtime.problem:
             inventory = self._inventory.newest
             pairs = {(d.pool, d.node) for d in inventory.devices} if inventory else set()
@@ -76,7 +76,7 @@ class FleetReadiness:
     def wait_until_ready(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
         """Wait until every node of the fleet has reported.
 
-        A server that has just started knows no nodes, and would otherwise answer that there are no nodes, no
+        A server that has just started has no nodes yet, and would otherwise report that there are no nodes, no
         checkpoints and no logs.
         """
         joined = self._runtime.fleet

@@ -167,7 +167,7 @@ def _head(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
                 "error" if snapshot.exhausted else "warning",
                 "ray",
                 message,
-                "wait: the calls end when Ray's head answers",
+                "wait: the calls end when Ray's head responds",
             ),
         )
 
@@ -238,5 +238,5 @@ def _store(store: StoreHealth) -> Iterator[NodeFinding]:
     if (more := store.damaged_rows - MAX_NAMED) > 0:
         yield "", Finding("error", "store", f"{store.where}: {more} more damaged rows", "the server's log names them")
     if store.reports_lost:
-        message = f"{store.reports_lost} reports of metrics were dropped since the server's start"
-        yield "", Finding("info", "store", message, "the disk was full, or jobs report faster than it can write")
+        message = f"{store.reports_lost} metric records were dropped since the server's start"
+        yield "", Finding("info", "store", message, "the disk was full, or jobs send metrics faster than it can write")

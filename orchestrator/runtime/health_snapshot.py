@@ -1,7 +1,7 @@
 """Collect the current state of the server and its fleet for `doctor` and `status`.
 
 Runs in the request's thread. It takes no lock that the controller's thread holds while waiting, and calls neither Ray
-nor an agent, so it answers even if these hang.
+nor an agent, so it returns even if these hang.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.step_batch import now
 from orchestrator.store.event_store import EventStore
 
-REPAIRS_SHOWN_S = 600.0
+REPAIRS_VISIBLE_S = 600.0
 NAMED_ROWS = 20
 
 
@@ -59,7 +59,7 @@ class HealthCollector:
                 for name, node in runtime.control.nodes.items()
             ),
             tuple(leaks(runtime.control, at)),
-            tuple(runtime.liveness.repairs(REPAIRS_SHOWN_S)),
+            tuple(runtime.liveness.repairs(REPAIRS_VISIBLE_S)),
             tuple(dict.fromkeys(reason for repair in self._repairs for reason in repair.waiting.values())),
             runtime.database_replaced,
             runtime.repairs_nodes,

@@ -11,7 +11,7 @@ from orchestrator.core.throughput import History, folder_workload
 from orchestrator.runtime.jobs import Jobs
 
 MEDIAN_OF = 20
-"""Number of newest jobs of which the median is taken."""
+"""Number of newest jobs for the median."""
 AT_START = 500
 WORKLOADS = 10_000
 
@@ -55,7 +55,7 @@ class Histories:
                 self._count(key, device_s_by_kind)
                 if (
                     record.job.state is State.SUCCEEDED and len(device_s_by_kind) == 1
-                ):  # with several kinds, the cost of each alone is not known
+                ):  # with several kinds, the cost of each alone cannot be computed
                     self._add_success(key, *device_s_by_kind.items())
 
     def _count(self, key: Key, device_s_by_kind: dict[str, float]) -> None:

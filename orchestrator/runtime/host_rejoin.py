@@ -13,7 +13,7 @@ INTERVAL_S = 5.0
 class RejoinThread(threading.Thread):
     """The reconnecting thread.
 
-    `ready` returns the names of nodes that answer; `repaired` gets a node and a sentence. `waiting`: by node, why its
+    `ready` returns the names of nodes that respond; `repaired` gets a node and a sentence. `waiting`: by node, why its
     host could not be reconnected.
     """
 

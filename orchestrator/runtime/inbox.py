@@ -17,9 +17,9 @@ from orchestrator.runtime.pending_request import RESULT_S, PendingRequest
 class Inbox:
     """The controller's inbox.
 
-    Any thread may call `put` and `ask`; only the controller's thread calls the rest.
+    Any thread may call `put` and `post_and_wait`; only the controller's thread calls the rest.
 
-    `pending`: received items: messages, Asks, and tuples from the link to Ray's cluster.
+    `pending`: received items: messages, PendingRequests, and tuples from the link to Ray's cluster.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,16 @@ class Inbox:
         """Add an item; None only wakes the controller."""
         self._queue.put(item)
 
-    def ask(self, message: m.Message, doing: Callable[[], str], timeout_s: float = RESULT_S) -> None:
+    def post_and_wait(
+        self, message: m.Message, current_activity: Callable[[], str], timeout_s: float = RESULT_S
+    ) -> None:
         """Post a message and wait until its effect is durable.
 
-        Raises NotFound or FleetError if refused, and Busy.
+        Raises NotFound or FleetError if refused, and ControllerBusy.
         """
         pending = PendingRequest(message)
         self._queue.put(pending)
-        pending.wait(timeout_s, doing)
+        pending.wait(timeout_s, current_activity)
 
     def drain(self, wait_s: float, due_s: float, closing: threading.Event) -> None:
         """Wait up to `wait_s` for an item, then until `due_s` (monotonic); move all items to `pending`.
@@ -63,7 +65,7 @@ class Inbox:
         return link_messages
 
     def refuse_requests(self, error: PolyfleetError) -> None:
-        """Answer all waiting callers with an error; messages without a waiting caller stay for the next cycle."""
+        """Raise an error in all waiting callers; messages without a waiting caller stay for the next cycle."""
         for request in [item for item in self.pending if isinstance(item, PendingRequest)]:
             request.finish(error)
         self.pending = [item for item in self.pending if not isinstance(item, PendingRequest)]

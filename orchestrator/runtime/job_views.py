@@ -17,7 +17,7 @@ from orchestrator.runtime.controller import ControllerThread
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.last_inventory import LastInventory
 from orchestrator.runtime.step_batch import now
-from orchestrator.runtime.views import from_one, job_view, progress_view
+from orchestrator.runtime.views import job_view, progress_view, with_one_based_candidates
 from orchestrator.show.units import when
 
 
@@ -51,8 +51,8 @@ class JobViews:
             if trouble := self._runtime.problem:
                 at = when(self._known_until_s(record) or 0.0)
                 return f"{trouble}; it was {record.job.state} at the last contact, {at} UTC"
-            doing = self._launching.get(f"{record.job.id}.{record.live_attempt.epoch}", "")
-            return waiting_reason(self._runtime.control, record.job.id, now(), doing)
+            activity = self._launching.get(f"{record.job.id}.{record.live_attempt.epoch}", "")
+            return waiting_reason(self._runtime.control, record.job.id, now(), activity)
         if record.job.state not in WAITING:
             return ""
         if problem := self._runtime.problem or self._runtime.hold_reason:
@@ -70,7 +70,7 @@ class JobViews:
         )
 
     def _known_until_s(self, record: Record) -> float | None:
-        """Time of the job's last known state (seconds since the epoch); None while all its nodes answer."""
+        """Time of the job's last confirmed state (seconds since the epoch); None while all its nodes respond."""
         if (live := record.live_attempt) is None or not live.allocation:
             return None
         at = now()
@@ -89,6 +89,6 @@ class JobViews:
         state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         if event.event == "placed":
-            data = from_one(data)
+            data = with_one_based_candidates(data)
         return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "attempt": event.epoch,
                 "state": state, **{"data": data}}  # fmt: skip

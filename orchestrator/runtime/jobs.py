@@ -21,7 +21,7 @@ NEAREST_OF = 50
 MAX_METRICS = 10_000
 CHECK_BATCH = 100
 MAX_FINISHED = 50
-"""Maximum number of newest finished jobs kept for `finished`; further ones would add little to the history."""
+"""Maximum number of newest finished jobs cached for `finished`; further ones would add little to the history."""
 REMOVED_REMEDY = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer"
 
 
@@ -64,8 +64,8 @@ class Jobs:
     def commit(self, events: Sequence[Event]) -> list[Event]:
         """Store events, and the rows of their jobs, in one transaction; return the events with their numbers.
 
-        Raises NotStored, with nothing changed, if the store cannot be written now; EventIgnored if an event is not
-        allowed after the job's history; UserError for data that the store never accepts.
+        Raises StoreUnavailable, with nothing changed, if the store cannot be written now; InvalidEvent if an event is
+        not allowed after the job's history; UserError for data that the store never accepts.
         """
         try:
             numbers = self._store.append(events, strict=True)
@@ -153,7 +153,7 @@ class Jobs:
         return self._table.counts()
 
     def set_metrics(self, job_id: str, metrics: dict[str, Any]) -> None:
-        """Remember the newest report of a job."""
+        """Cache the newest metrics of a job."""
         with self._lock:
             self._cache_metrics(job_id, metrics)
 

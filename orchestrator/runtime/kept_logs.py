@@ -1,6 +1,6 @@
 """Copies, in the server's home, of logs from nodes that an autoscaler may remove with their disks.
 
-Logs are then read here, so that reading does not keep a node from being given back.
+Logs are then read here, so that reading does not keep a node from being released.
 
     JOB/EPOCH.RANK/log, log.N   as on the node (cluster/log_files.py)
 
@@ -20,7 +20,7 @@ from cluster.paths import private_dir
 from orchestrator.runtime.agents import Agents
 
 MAX_LOG_BYTES = 16 << 20
-"""Maximum bytes per rank; of a longer log the beginning and the end are kept."""
+"""Maximum bytes per rank; of a longer log the beginning and the end are stored."""
 FIRST_BYTES = 1 << 20
 PAGE_BYTES = 1 << 20
 UNFINISHED = "new-"
@@ -44,9 +44,9 @@ class LogCopies:
         unfinished = private_dir(self._folder) / f"{UNFINISHED}{uuid.uuid4().hex}"
         try:
             unfinished.mkdir(mode=0o700)
-            copy = Copy(unfinished / LOG)
-            for offset, until in self._ranges(job, epoch, rank, node):
-                self._copy_range(copy, (job, epoch, rank), node, offset, until)
+            copy = LogCopyWriter(unfinished / LOG)
+            for offset, end_offset in self._ranges(job, epoch, rank, node):
+                self._copy_range(copy, (job, epoch, rank), node, offset, end_offset)
             private_dir(target.parent)
             unfinished.rename(target)
         except NotFound:
@@ -63,11 +63,13 @@ class LogCopies:
             return ((0, end),)
         return (0, FIRST_BYTES), (end - (MAX_LOG_BYTES - FIRST_BYTES), end)
 
-    def _copy_range(self, copy: "Copy", rank: tuple[str, int, int], node: str, offset: int, until: int) -> None:
+    def _copy_range(
+        self, copy: "LogCopyWriter", rank: tuple[str, int, int], node: str, offset: int, end_offset: int
+    ) -> None:
         while True:
             page = self._agents.call(node, "logs", *rank, offset, PAGE_BYTES)
             copy.add(offset, page["data"].encode(), page["next"])
-            if page["next"] >= until or not page["more"]:
+            if page["next"] >= end_offset or not page["more"]:
                 return
             offset = page["next"]
 
@@ -104,7 +106,7 @@ class LogCopies:
         return self._folder / job / f"{int(epoch)}.{int(rank)}"
 
 
-class Copy:
+class LogCopyWriter:
     """Writes a log copy from pages, possibly with gaps. Byte offsets are those of the original."""
 
     def __init__(self, path: Path):

@@ -1,4 +1,4 @@
-"""The fleet's last known devices, to check jobs that are submitted while no fleet is up.
+"""The fleet's last reported devices, to check jobs that are submitted while no fleet is up.
 
 The controller updates them; they are in a file in the server's home, which survives the server.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Inventory:
     """Devices, with all of them free, as of `seen_s` (seconds since the epoch).
 
-    `heard_s`: last contact of each node, written when the fleet goes down or the server ends.
+    `heard_s`: last contact of each node, written when the fleet stops or the server ends.
     """
 
     seen_s: float
@@ -32,14 +32,14 @@ class Inventory:
     heard_s: dict[str, float] = field(default_factory=dict)
 
     @property
-    def seen_at(self) -> str:
+    def reported_at(self) -> str:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.seen_s))
 
 
 class LastInventory:
-    """The last known inventory and its file.
+    """The last inventory and its file.
 
-    Thread-safe. `newest`: None until a fleet was seen in this home.
+    Thread-safe. `newest`: None until a fleet was up in this home.
     """
 
     def __init__(self, path: Path):

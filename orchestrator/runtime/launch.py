@@ -31,9 +31,9 @@ MAX_CONCURRENT_NODES = 32
 
 
 class PartlyStarted(Exception):
-    """A node refused to start its ranks, or did not answer.
+    """A node refused to start its ranks, or did not respond.
 
-    `nodes`: nodes where ranks may have been started; `failed`: those of them that did not answer.
+    `maybe_started`: nodes where ranks may have been started; `unanswered`: those of them that did not respond.
     """
 
     def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...], failed: tuple[str, ...]):
@@ -72,24 +72,26 @@ class Launcher:
                     f"attempt {newest_epoch} of it may have run before: the fence of the job is already at this attempt"
                 )
                 return LaunchFailed(command.job, command.epoch, "launch", message, newest_epoch=newest_epoch)
-            brought = self._resume_source.bring(command, partial(self._set_activity, command))
-            missing_files = FileMoves(self.agents, self.checkpoints.pace).bring(
+            resume_source = self._resume_source.ensure_on_nodes(command, partial(self._set_activity, command))
+            missing_files = FileMoves(self.agents, self.checkpoints.rate_limit).ensure_on_nodes(
                 command, partial(self._set_activity, command)
             )
             script = prepare_script_checkpoint(self.agents, command, partial(self._set_activity, command))
-            mounts = self.data.bring(command, partial(self._set_activity, command))
+            mounts = self.data.ensure_on_nodes(command, partial(self._set_activity, command))
             ready = replace(command, orders=tuple(replace(order, data=mounts) for order in command.orders))
-            self._start(ready, brought.checkpoint, script)
+            self._start(ready, resume_source.checkpoint, script)
         except PartlyStarted as e:
             return replace(_failed(command, e.cause), maybe_started=e.maybe_started, unanswered=e.unanswered)
         except NoCapacity as e:
             return replace(_failed(command, e), lacking=e.lacking, stuck=e.stuck)
         except PolyfleetError as e:
             return _failed(command, e)
-        step = brought.checkpoint["step"] if brought.checkpoint else None
-        source = f"{brought.checkpoint['pool']}:{brought.checkpoint['path']}" if brought.checkpoint else ""
+        step = resume_source.checkpoint["step"] if resume_source.checkpoint else None
+        source = (
+            f"{resume_source.checkpoint['pool']}:{resume_source.checkpoint['path']}" if resume_source.checkpoint else ""
+        )
         result_fields = {
-            "missed": brought.missed,
+            "missed": resume_source.missed,
             "missed_files": missing_files,
             "script": script.text,
             "source": source,
@@ -102,16 +104,16 @@ class Launcher:
     def _reserve(self, command: Launch) -> None:
         ids = [self.agents[node].ray_id for node in command.nodes]
         try:
-            reservations.reserve(command.place, [dict(bundle) for bundle in command.bundles], ids)
+            reservations.reserve(command.reservation_name, [dict(bundle) for bundle in command.bundles], ids)
         except NoCapacity as e:
             raise e.with_names(dict(zip(ids, command.nodes, strict=True))) from e
 
     def _start(self, command: Launch, resumed: dict[str, Any] | None, script: ScriptResume) -> None:
-        """Send the code to all nodes, then start the ranks. Raises NotStarted, PolyfleetError."""
+        """Send the code to all nodes, then start the ranks. Raises PartlyStarted, PolyfleetError."""
         secrets = resolve_secrets(command.secrets)
-        if command.package:
+        if command.code_archive:
             self._set_activity(command, "sends its code to its nodes")
-            send = partial(self.code_archives.send, command.package, agents=self.agents)
+            send = partial(self.code_archives.send, command.code_archive, agents=self.agents)
             _raise_first(self._on_each(dict.fromkeys(command.nodes), send))
         self._set_activity(command, f"waits for {', '.join(command.nodes)} to start its ranks")
         is_alone = len(command.nodes) == 1  # a single agent chooses the rendezvous address itself

@@ -30,7 +30,7 @@ def leave_cluster(agents: Agents, attempts: Iterable[LiveAttempt], grows: bool =
 
     def done(node: str, error: BaseException | None) -> None:
         if error is not None:
-            log.warning("node %s could not be asked to stop its attempts: %s", node, error)
+            log.warning("the request to node %s to stop its attempts failed: %s", node, error)
         replies.put(None)
 
     stops = [(live, node) for live in attempts for node in {part.node for part in live.parts}]
@@ -41,12 +41,12 @@ def leave_cluster(agents: Agents, attempts: Iterable[LiveAttempt], grows: bool =
         for _ in stops:
             replies.get(timeout=max(0.0, until_s - time.monotonic()))
     agents.stop_all()
-    for place in reservations.list_reserved():
-        reservations.release(place)
+    for allocation_name in reservations.list_reserved():
+        reservations.release(allocation_name)
 
 
 def _release_autoscaled_nodes() -> None:
     try:
         RAY.call("request nodes from its autoscaler", lambda: autoscaler.request_nodes(()), autoscaler.LIMIT_S)
     except Exception as e:
-        log.warning("Ray's autoscaler was not told that its nodes are no longer needed: %s", first_line(e))
+        log.warning("the request to release the nodes of Ray's autoscaler failed: %s", first_line(e))

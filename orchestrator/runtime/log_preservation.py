@@ -1,4 +1,4 @@
-"""Copy the logs of an ended attempt to the server before a node that may be given back removes them."""
+"""Copy the logs of an ended attempt to the server before a node that may be released removes them."""
 
 import logging
 from collections import Counter
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 THREADS = 2
 TRIES = 5
-"""After this many failures the log is given up: its node costs money and must not be held for ever."""
+"""After this many failures the log is not copied: its node costs money and must not be held for ever."""
 
 
 class LogPreservation:
     """Copies logs.
 
-    `pools`: pools whose nodes may be given back. Only the controller's thread calls `preserve_before`.
+    `pools`: pools whose nodes may be released. Only the controller's thread calls `preserve_before`.
     """
 
     def __init__(self, log_copies: LogCopies, agents: Agents, jobs: Jobs):
@@ -51,7 +51,7 @@ class LogPreservation:
             if self._failures[command] < TRIES:
                 log.info("the logs of %s on %s could not be copied yet: %s", command.job, command.node, e)
                 return
-            log.warning("the logs of %s are lost if node %s is given back: %s", command.job, command.node, e)
+            log.warning("the logs of %s are lost if node %s is released: %s", command.job, command.node, e)
         finally:
             self._in_progress.discard(command)
         self._failures.pop(command, None)

@@ -52,7 +52,7 @@ class JobLogs:
     def __init__(self, agents: Agents, log_copies: LogCopies):
         self._agents, self._log_copies = agents, log_copies
         self._complete_ends: dict[tuple[str, str], int] = {}  # ends of complete logs
-        self._unanswered: dict[str, str] = {}  # why a node did not answer when it was asked last
+        self._unanswered: dict[str, str] = {}  # why a node did not respond to the last call
 
     def read(
         self, record: Record, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
@@ -78,7 +78,7 @@ class JobLogs:
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _is_finished(record)}
 
     def unread_notes(self, record: Record, rank: int | None, epoch: int | None, first: int = 0) -> list[str]:
-        """After reading: a sentence for each log that is on a node that did not answer.
+        """After reading: a sentence for each log that is on a node that did not respond.
 
         Attempts before `first` are not included.
         """
@@ -93,12 +93,12 @@ class JobLogs:
     def _unread_reason(self, name: str) -> str:
         """Why the node's logs could not be read, as a clause to follow its name; "" if they were read.
 
-        A node that counts as silent may still answer, and one that does not may be unreachable.
+        A node that counts as silent may still respond, and one that does not may be unreachable.
         """
         failed, node = self._unanswered.get(name, ""), self._agents.get(name)
         if node is not None and node.ready and not failed:
             return ""
-        return self._agents.away_reason(name) or f"which did not answer ({failed})"
+        return self._agents.away_reason(name) or f"which did not respond ({failed})"
 
     def _attempts(self, record: Record, epoch: int | None) -> list[Attempt]:
         attempts = [a for a in record.attempts if epoch in (None, a.epoch)]
@@ -200,7 +200,7 @@ class JobLogs:
         self._complete_ends[job, key] = end
 
     def _is_read(self, record: Record, attempt: Attempt, rank: int, at: dict[str, int]) -> bool:
-        """Whether the cursor is at the known end of a log, so that its node need not be called for each page."""
+        """Whether the cursor is at the end of a complete log, so that its node need not be called for each page."""
         key = f"{attempt.epoch}.{rank}"
         end = self._complete_ends.get((record.job.id, key))
         return end is not None and at.get(key, 0) >= end

@@ -34,11 +34,11 @@ class PendingRequest:
         if refuse is not None:
             self.error = (NotFound if refuse.is_missing else Conflict)(refuse.message, refuse.remedy)
 
-    def wait(self, timeout_s: float, doing: Callable[[], str]) -> None:
-        """Wait until the effect is durable. Raises NotFound or Conflict if refused, FleetError, Busy."""
+    def wait(self, timeout_s: float, current_activity: Callable[[], str]) -> None:
+        """Wait until the effect is durable. Raises NotFound or Conflict if refused, FleetError, ControllerBusy."""
         if not self.done.wait(timeout_s):
             raise ControllerBusy(
-                f"the server did not process the request within {timeout_s:.0f} s: it is {doing()}",
+                f"the server did not process the request within {timeout_s:.0f} s: it is {current_activity()}",
                 "it may still be carried out; repeating the request is safe",
             )
         if self.error is not None:

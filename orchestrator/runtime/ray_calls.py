@@ -1,6 +1,6 @@
 """Run calls into Ray in threads, with time limits.
 
-While the head does not answer, such calls block, and they accept no timeout.
+While the head does not respond, such calls block, and they accept no timeout.
 
 Actor method calls do not need this: they go directly to the actor's process, also while the head is away.
 """
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 class ClusterLeft(FleetError):
-    """The cluster was left during a call. It is not known whether the call took effect."""
+    """The cluster was left during a call. The call may have had an effect."""
 
     def __init__(self, name: str):
-        super().__init__(f"the cluster was left while Ray was asked to {name}", "try again")
+        super().__init__(f"the cluster was left during the call to {name}", "try again")
         self.args = (name,)
 
 
@@ -51,8 +51,8 @@ class Blocked:
 class _Call:
     """A queued or running call.
 
-    The code that sets `is_over` calls `done` once, unless the caller has given up; `given_up` gets a value that arrives
-    after `is_over` was set.
+    The code that sets `is_over` calls `done` once, unless the caller has stopped waiting; `on_late_value` gets a value
+    that arrives after `is_over` was set.
     """
 
     name: str
@@ -67,7 +67,7 @@ class _Call:
 class RayCalls:
     """Thread pool for calls into Ray.
 
-    Starts a thread if all others are busy, up to `most`; further calls are queued. Thread-safe.
+    Starts a thread if all others are busy, up to `max_threads`; further calls are queued. Thread-safe.
     """
 
     def __init__(self, max_threads: int = MAX_THREADS):
@@ -109,23 +109,23 @@ class RayCalls:
             late_calls = [Blocked(c.name, now - c.requested_s) for c in self._calls if now - c.requested_s > c.limit_s]
         return sorted(late_calls, key=lambda b: -b.waiting_s)
 
-    def submit(self, name: str, make: Callable[[], Any], limit_s: float, answered: Callable[[Any], None]) -> None:
+    def submit(self, name: str, make: Callable[[], Any], limit_s: float, on_result: Callable[[Any], None]) -> None:
         """Start a call without waiting.
 
-        `answered` gets the value or exception once, in another thread, even if it arrives after `limit_s`. If the
+        `on_result` gets the value or exception once, in another thread, even if it arrives after `limit_s`. If the
         cluster is left, it gets ClusterLeft in the thread that leaves.
         """
-        self._enqueue(_Call(name, make, limit_s, lambda value, e: answered(value if e is None else e), _ignore))
+        self._enqueue(_Call(name, make, limit_s, lambda value, e: on_result(value if e is None else e), _ignore))
 
     def call(
-        self, name: str, make: Callable[[], Any], timeout_s: float, given_up: Callable[[Any], None] | None = None
+        self, name: str, make: Callable[[], Any], timeout_s: float, on_late_value: Callable[[Any], None] | None = None
     ) -> Any:
         """Call `make` in a pool thread and return its result.
 
-        Raises its error, FleetError after `timeout_s`, or ClusterLeft. A value that arrives later goes to `given_up`.
+        Raises its error, FleetError after `timeout_s`, or ClusterLeft. `on_late_value` gets a value that arrives later.
         """
         replies: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        call = _Call(name, make, timeout_s, lambda value, e: replies.put((value, e)), given_up or _ignore)
+        call = _Call(name, make, timeout_s, lambda value, e: replies.put((value, e)), on_late_value or _ignore)
         self._enqueue(call)
         try:
             value, error = replies.get(timeout=timeout_s)
@@ -134,7 +134,7 @@ class RayCalls:
                 is_late, call.is_over = not call.is_over, True
             if is_late:
                 raise FleetError(
-                    f"Ray did not answer the request to {name} within {timeout_s:.0f} s",
+                    f"Ray did not respond to the request to {name} within {timeout_s:.0f} s",
                     "`polyfleet doctor` shows what the server waits for",
                 ) from None
             value, error = replies.get()  # the call has just finished and is about to put its result
@@ -213,7 +213,7 @@ def _call_late(call: _Call, value: Any) -> None:
     try:
         call.on_late_value(value)
     except Exception:
-        log.exception("the late result of the call to %s could not be given back", call.name)
+        log.exception("the resources that a late call to %s returned could not be released", call.name)
 
 
 def _ignore(_: Any) -> None: ...
@@ -224,14 +224,14 @@ RAY = RayCalls()
 
 
 def with_time_limit(
-    name: str, timeout_s: float, given_up: Callable[[Any], None] | None = None
+    name: str, timeout_s: float, on_late_value: Callable[[Any], None] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: run a function that calls Ray in a thread of RAY. It raises FleetError after `timeout_s`."""
 
     def bound(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def bounded(*args: P.args, **kwargs: P.kwargs) -> T:
-            result: T = RAY.call(name, lambda: function(*args, **kwargs), timeout_s, given_up)
+            result: T = RAY.call(name, lambda: function(*args, **kwargs), timeout_s, on_late_value)
             return result
 
         return bounded

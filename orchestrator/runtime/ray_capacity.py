@@ -56,7 +56,7 @@ def no_capacity(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> No
 
 
 def explain_shortage(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: RayResources) -> NoCapacity:
-    """Same as `short`, but from resources that were already read."""
+    """Same as `no_capacity`, but from resources that were already read."""
     requested = _sums(bundles, ray_node_ids)
     lacking = [node for node in requested if not _covers(ray.free.get(node, {}), requested[node])]
     unheld = [node for node in lacking if _is_unused(node, requested[node], ray)]
@@ -68,8 +68,8 @@ def _message(requested: Mapping[str, Resources], lacking: Sequence[str], unheld:
         return f"Ray reports {_amounts(requested, requested)} as free, but did not reserve them in time"
     needed = f"Ray does not report {_amounts(requested, lacking)} as free"
     if len(unheld) == len(lacking):
-        return f"{needed}: nothing that Ray lists uses them, so Ray missed that they were given back"
-    return f"{needed}: another program of this Ray cluster uses them, or Ray missed that they were given back"
+        return f"{needed}: nothing that Ray lists uses them, so Ray missed that they were released"
+    return f"{needed}: another program of this Ray cluster uses them, or Ray missed that they were released"
 
 
 def _amounts(requested: Mapping[str, Resources], nodes: Iterable[str]) -> str:
@@ -161,8 +161,8 @@ def _shared() -> frozenset[str]:
 
     actors: Any = state.actor_table(None, None, None)
     named: Any = list_named_actors(all_namespaces=True)
-    ours = namespace(fleet_identity(home()))
-    foreign = {row["name"] for row in named if row["namespace"] != ours}
+    our_namespace = namespace(fleet_identity(home()))
+    foreign = {row["name"] for row in named if row["namespace"] != our_namespace}
     return shared((row for row in actors.values() if row["State"] != "DEAD"), foreign)
 
 

@@ -50,9 +50,9 @@ class RayLink:
     def update(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
         """Return "" if we are in the recorded fleet's cluster, else why not, and start the steps towards it.
 
-        A fleet that another server has taken over is left to that server.
+        A fleet that another server now controls is left to that server.
 
-        If the head is gone, only `hold_reason` is set: agents answer without it, and it restarts with the same cluster.
+        If the head is gone, only `hold_reason` is set: agents work without it, and it restarts with the same cluster.
         The cluster is then joined again, because the head's own node, through which we worked, is a new one.
 
         `give_back` returns what we hold in a cluster that we leave; it may wait.
@@ -101,7 +101,7 @@ class RayLink:
             log.warning("leaving %s could not be recorded; it will be retried: %s", fleet.address, e)
 
     def close(self) -> None:
-        """Disconnect when the server ends, within END_S even if the head does not answer."""
+        """Disconnect when the server ends, within END_S even if the head does not respond."""
         if self.fleet is None:
             return
         try:
@@ -172,7 +172,7 @@ def _no_cluster(fleet: FleetRecord | None) -> str:
 
 
 def _is_head_listening(fleet: FleetRecord) -> bool:
-    """Whether the head is running and listening; true for clusters of others, of which this is not known.
+    """Whether the head is running and listening; true for clusters of others, whose head cannot be checked.
 
     Joining and disconnecting would block on a head that does not listen.
     """

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 0.2
 """A check takes a millisecond. Attempts on a lost node end with their lease unless its next agent is up by then."""
 PAUSE_AFTER_FAILURE_S = 5.0
-"""Pause after a check with an unexpected error: the next one may fail in the same way."""
+"""Pause after a check with an unexpected error: the next one may fail like it."""
 SWITCH = "POLYFLEET_REPAIR"
 REQUEST_AGE_S = 10.0
 """Requests older than this are dropped: while the head was restarting, jobs may have been placed on the node."""

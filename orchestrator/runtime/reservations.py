@@ -1,7 +1,7 @@
 """Ray placement groups behind our allocations, so that other programs in the cluster see them.
 
-A group is named after its devices (`place`, core/attempts.py), not after an attempt: the next attempt on the same
-devices takes it over.
+A group is named after its devices (`allocation_name`, core/attempts.py), not after an attempt: the next attempt on the
+same devices uses it.
 """
 
 import threading
@@ -21,36 +21,38 @@ PENDING_S = 2.0
 """Seconds to wait for a pending group: Ray retries a group that did not fit every second."""
 
 
-class _PlaceLocks:
-    """Locks and newest groups: per cluster, one call at a time changes the reservation of a place.
+class _ReservationLocks:
+    """Locks and newest groups: per cluster, one call at a time changes the reservation of the same devices.
 
-    That includes late calls, after a head that did not answer. A reservation that arrives too late is removed, unless
-    the next launch has taken it over.
+    That includes late calls, after a head that did not respond. A reservation that arrives too late is removed, unless
+    the next launch uses it.
     """
 
     def __init__(self) -> None:
         self._locks: dict[tuple[int, str], threading.Lock] = {}
         self._newest: dict[str, Any] = {}
 
-    def lock(self, place: str) -> threading.Lock:
-        """Lock of a place in the current cluster. Calls to a cluster that was left may hold theirs for ever."""
-        return self._locks.setdefault((RAY.cluster, place), threading.Lock())
+    def lock(self, allocation_name: str) -> threading.Lock:
+        """Lock of these devices in the current cluster. Calls to a cluster that was left may hold theirs for ever."""
+        return self._locks.setdefault((RAY.cluster, allocation_name), threading.Lock())
 
-    def set_newest(self, place: str, group: Any) -> None:
-        self._newest[place] = group
+    def set_newest(self, allocation_name: str, group: Any) -> None:
+        self._newest[allocation_name] = group
 
-    def forget(self, place: str) -> None:
-        self._newest.pop(place, None)
+    def remove_newest(self, allocation_name: str) -> None:
+        self._newest.pop(allocation_name, None)
 
     def release_late(self, group: Any) -> None:
-        place = next((place for place, newest in list(self._newest.items()) if newest is group), None)
-        if place is not None and not RAY.is_left:
-            with self.lock(place):
-                if self._newest.get(place) is group:
-                    _remove(self._newest.pop(place))
+        allocation_name = next(
+            (allocation_name for allocation_name, newest in list(self._newest.items()) if newest is group), None
+        )
+        if allocation_name is not None and not RAY.is_left:
+            with self.lock(allocation_name):
+                if self._newest.get(allocation_name) is group:
+                    _remove(self._newest.pop(allocation_name))
 
 
-_LOCKS = _PlaceLocks()
+_LOCKS = _ReservationLocks()
 
 
 def _remove(group: Any) -> None:
@@ -59,19 +61,19 @@ def _remove(group: Any) -> None:
     remove_placement_group(group)
 
 
-@with_time_limit("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_LOCKS.release_late)
-def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
+@with_time_limit("reserve devices", 2 * WAIT_S + LIMIT_S, on_late_value=_LOCKS.release_late)
+def reserve(allocation_name: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
     """Reserve `bundles[i]` on node i until released, independent of this process.
 
-    An existing group for the place on these nodes is kept. Raises NoRoom if the resources are not free.
+    An existing group for the devices on these nodes is reused. Raises NoCapacity if the resources are not free.
     """
-    with _LOCKS.lock(place):
-        group = _reserve(place, bundles, ray_node_ids)
-        _LOCKS.set_newest(place, group)
+    with _LOCKS.lock(allocation_name):
+        group = _reserve(allocation_name, bundles, ray_node_ids)
+        _LOCKS.set_newest(allocation_name, group)
         return group
 
 
-def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
+def _reserve(allocation_name: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
     """Reserve, or return None if the caller has stopped waiting.
 
     A group created late would be removed while Ray is still creating it, and Ray might then keep its resources reserved
@@ -79,7 +81,7 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     """
     from ray.util.placement_group import placement_group
 
-    existing = _find(place)
+    existing = _find(allocation_name)
     if RAY.is_late:
         return None
     if existing is not None:
@@ -91,7 +93,7 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
         return None
     selectors = [{"ray.io/node-id": node_id} for node_id in ray_node_ids]
     group = placement_group(
-        bundles, strategy="PACK", lifetime="detached", name=_name(place), bundle_label_selector=selectors
+        bundles, strategy="PACK", lifetime="detached", name=_name(allocation_name), bundle_label_selector=selectors
     )
     if not group.wait(timeout_seconds=WAIT_S):
         _remove(group)
@@ -99,16 +101,16 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     return group
 
 
-def _name(place: str) -> str:
-    return f"{reservation_prefix(fleet_identity(home()))}{place}"
+def _name(allocation_name: str) -> str:
+    return f"{reservation_prefix(fleet_identity(home()))}{allocation_name}"
 
 
-def _find(place: str) -> Any:
-    """Find the group of a place by its name, because Ray's table also keeps removed groups."""
+def _find(allocation_name: str) -> Any:
+    """Find the group of these devices by its name, because Ray's table also keeps removed groups."""
     from ray.util.placement_group import get_placement_group
 
     try:
-        return get_placement_group(_name(place))
+        return get_placement_group(_name(allocation_name))
     except ValueError:
         return None
 
@@ -133,7 +135,7 @@ def _is_on_nodes(group: Any, ray_node_ids: list[str]) -> bool:
 
 
 def _wait_for_capacity(bundles: list[Resources], ray_node_ids: list[str]) -> None:
-    """Wait until the nodes have the resources free. Raises NoRoom after WAIT_S.
+    """Wait until the nodes have the resources free. Raises NoCapacity after WAIT_S.
 
     Resources that an attempt gave back reach the head up to 0.1 s later, and Ray retries a group that did not fit only
     once a second. Polling before the group is requested is faster.
@@ -147,20 +149,20 @@ def _wait_for_capacity(bundles: list[Resources], ray_node_ids: list[str]) -> Non
         time.sleep(POLL_S)
 
 
-def release_now(place: str) -> None:
-    """Remove the group of a place, if there is one.
+def release_now(allocation_name: str) -> None:
+    """Remove the group of these devices, if there is one.
 
-    Does nothing if the caller has stopped waiting: the release is repeated, or the next attempt takes the group over.
+    Does nothing if the caller has stopped waiting: the release is repeated, or the next attempt uses the group.
     """
-    with _LOCKS.lock(place):
-        group = _find(place)
+    with _LOCKS.lock(allocation_name):
+        group = _find(allocation_name)
         if group is not None and not RAY.is_late:
             _remove(group)
-            _LOCKS.forget(place)
+            _LOCKS.remove_newest(allocation_name)
 
 
 def list_reserved_now() -> frozenset[str]:
-    """Places for which we hold a group in this Ray cluster."""
+    """Allocation names for which we have a group in this Ray cluster."""
     from ray.util.placement_group import placement_group_table
 
     prefix = _name("")

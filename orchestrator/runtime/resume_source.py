@@ -51,20 +51,20 @@ class ResumeSourceFinder:
     def __init__(self, agents: Agents, checkpoints: CheckpointService):
         self.agents, self.checkpoints = agents, checkpoints
 
-    def bring(self, launch: Launch, set_activity: SetActivity) -> ResumeSource:
+    def ensure_on_nodes(self, launch: Launch, set_activity: SetActivity) -> ResumeSource:
         """Find and copy the checkpoint for a launch.
 
-        Raises UnusableError if it does not exist, CheckpointError if it is damaged, and FleetError, after which the
-        launch is retried, for all else.
+        Raises ResumeSourceMissing if it does not exist, CheckpointError if it is damaged, and FleetError, after which
+        the launch is retried, for all else.
         """
         try:
-            return self._bring(launch, set_activity)
+            return self._ensure_on_nodes(launch, set_activity)
         except (ResumeSourceMissing, CheckpointError):
             raise
         except UserError as e:
             raise FleetError(e.message, e.remedy) from e
 
-    def _bring(self, launch: Launch, set_activity: SetActivity) -> ResumeSource:
+    def _ensure_on_nodes(self, launch: Launch, set_activity: SetActivity) -> ResumeSource:
         """Copy the job's newest checkpoint, or else its `resume_from`, to the storage of each of its nodes.
 
         The data is verified while it is copied, or by the ranks that load it. A damaged checkpoint is marked as such in
@@ -125,7 +125,7 @@ class ResumeSourceFinder:
     def _newest(self, launch: Launch) -> Data | None:
         """The job's newest checkpoint in all pools that it has run in or that have copies.
 
-        An attempt that was cut off from the server may have saved after its last report.
+        An attempt that was cut off from the server may have saved after its last metrics.
         """
         checkpoints = []
         for pool in dict.fromkeys((*launch.earlier_pools, *(replica["pool"] for replica in launch.replicas))):
@@ -135,7 +135,7 @@ class ResumeSourceFinder:
         return max(checkpoints, key=lambda f: int(f["step"]), default=None)
 
     def _missed_reason(self, launch: Launch, newest: Data | None) -> str:
-        """Return a sentence on a newer known checkpoint that no node can read now, or "".
+        """Return a sentence on a newer recorded checkpoint that no node can read now, or "".
 
         Raises FleetError if the job waits for that checkpoint, so that progress is not lost silently: when no node of
         its pool is up and there is no copy elsewhere, and when `recovery.on_disconnect` is `wait`.
@@ -161,7 +161,7 @@ class ResumeSourceFinder:
     def _find_requested(self, text: str, pool: str) -> Data:
         """Find the checkpoint in `resume_from`.
 
-        Raises UnusableError if it does not exist, FleetError if a node that may have it cannot be asked now.
+        Raises ResumeSourceMissing if it does not exist, FleetError if a node that may have it cannot be reached now.
         """
         reference = checkpoint_location.parse_pool_path(text, RESUME_FROM, pool)
         if not self.agents.of_pool(reference.pool):
@@ -175,7 +175,7 @@ class ResumeSourceFinder:
         except NotFound as e:
             if unavailable := self._unavailable_nodes(reference.pool):
                 message = (
-                    f"{RESUME_FROM}: {e.message}, but {', '.join(unavailable)} may have it and cannot be asked now"
+                    f"{RESUME_FROM}: {e.message}, but {', '.join(unavailable)} may have it and cannot be reached now"
                 )
                 raise FleetError(message, "`polyfleet status` lists the nodes") from e
             raise ResumeSourceMissing(e.message, e.remedy) from None
@@ -205,7 +205,7 @@ class ResumeSourceFinder:
         return state.facts.storage_id if state and state.facts and state.facts.storage_id else f"pool {pool}"
 
     def _unavailable_nodes(self, pool: str) -> list[str]:
-        """Nodes that are, or may be, in `pool` and cannot be asked now; they may have different storages."""
+        """Nodes that are, or may be, in `pool` and cannot be reached now; they may have different storages."""
         nodes = self.agents.items()
         unavailable = [(name, node) for name, node in nodes if not node.ready or not _has_answered(node)]
         return [name for name, node in unavailable if not node.facts or node.facts.pool == pool]

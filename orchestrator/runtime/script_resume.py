@@ -15,7 +15,7 @@ COPY_S = 3600.0
 class ScriptResume:
     """Result of `prepare_script_checkpoint`.
 
-    `checkpoint`: None if there is no script checkpoint. `text`: what was found, for the record.
+    `checkpoint`: None if there is no script checkpoint. `text`: the result of the search, for the record.
     """
 
     checkpoint: ScriptCheckpoint | None = None

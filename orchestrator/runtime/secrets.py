@@ -52,7 +52,7 @@ def _from_file(field: str, path: str) -> str:
     try:
         return read_bytes(Path(path).resolve(), MAX_SECRET_BYTES).decode().strip()
     except (OSError, RuntimeError, ValueError, UnreadableFile) as e:
-        reason = e.why.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _reason(e)
+        reason = e.reason.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _reason(e)
         raise SpecError(field, f"{path} cannot be read: {reason}", "check the path and its mode") from None
 
 

@@ -59,7 +59,7 @@ class StepBatch:
 
         Processed items are removed from `items`.
 
-        Raises NotStored, with unprocessed items left in `items`. An item that can never be stored is dropped alone.
+        Raises StoreUnavailable, with unprocessed items left in `items`. An item that can never be stored is dropped.
         """
         try:
             commands = self._apply(items)

@@ -1,4 +1,4 @@
-"""Accept submissions: answer repeated idempotency keys from the store, check new jobs, and store them."""
+"""Accept submissions: return stored responses for repeated idempotency keys, check new jobs, and store them."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ class _Acceptance:
 class Submissions:
     """Accepts jobs.
 
-    `devices_now` returns the devices to check against (None: not known yet) and why a job will wait, or "". `stored`
+    `devices_now` returns the devices to check against (None: not reported yet) and why a job will wait, or "". `stored`
     gets the records of accepted jobs. `count` returns the number of open jobs, `projects` the fleet's projects.
     """
 
@@ -126,7 +126,7 @@ class Submissions:
     def _process(self, requests: Sequence[tuple[str, Any, Callable[[], StoredResponse]]]) -> list[Data | Exception]:
         """Process (key, body, function that accepts it) tuples.
 
-        If the store cannot write an accepted request, its error is NotStored, which says when to retry.
+        If the store cannot write an accepted request, its error is StoreUnavailable, which says when to retry.
         """
         accepting = [_Acceptance(accept) for _, _, accept in requests]
         keyed = [(key, digest(body) if key else "") for key, body, _ in requests]
@@ -161,7 +161,7 @@ class Submissions:
         Raises SpecError for what would fail later: unknown fields, a missing folder or secret, resources that no node
         has.
 
-        `is_waiting`: nodes cannot be asked now, so checkpoints are not checked.
+        `is_waiting`: nodes cannot be reached now, so checkpoints are not checked.
         """
         checked = parse_job(spec)
         if not code_archive and entry_check.is_in_folder(checked.entry):

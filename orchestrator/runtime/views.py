@@ -17,8 +17,8 @@ from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import ScriptCheckpoint
 
-NOTE_SHOWN_S = 180.0
-"""Seconds for which the note is shown: a refused job is retried, and the use noticed again, within about a minute."""
+NOTE_VISIBLE_S = 180.0
+"""Seconds for which the note appears: a refused job is retried, and the use noticed again, within about a minute."""
 
 
 def iso(seconds: float | None) -> str | None:
@@ -67,7 +67,7 @@ def job_view(
 ) -> dict[str, Any]:
     """The view of a job.
 
-    `known_until_s`: last contact (seconds since the epoch), if its nodes do not answer now.
+    `known_until_s`: last contact (seconds since the epoch), if its nodes do not respond now.
     """
     job, last = record.job, record.attempts[-1] if record.attempts else None
     return {
@@ -105,13 +105,15 @@ def job_view(
     }
 
 
-def from_one(data: Any) -> Any:
+def with_one_based_candidates(data: Any) -> Any:
     """A copy of JSON data in which candidates are counted from 1, as users count them."""
     if isinstance(data, list | tuple):
-        return [from_one(item) for item in data]
+        return [with_one_based_candidates(item) for item in data]
     if not isinstance(data, dict):
         return data
-    return {k: v + 1 if k == "candidate" and isinstance(v, int) else from_one(v) for k, v in data.items()}
+    return {
+        k: v + 1 if k == "candidate" and isinstance(v, int) else with_one_based_candidates(v) for k, v in data.items()
+    }
 
 
 def resume_clause(record: Record) -> str:
@@ -127,8 +129,8 @@ def resume_clause(record: Record) -> str:
     if job.resume_from:
         return f"starts again from {job.resume_from}: it has not saved a checkpoint of its own yet"
     if job.task == "run":
-        return f"starts from the beginning, with its files: no checkpoint of it is known; {SET_CHECKPOINT}"
-    return "starts from the beginning, unless it saves a checkpoint before it stops: none is known yet"
+        return f"starts from the beginning, with its files: it has no checkpoint; {SET_CHECKPOINT}"
+    return "starts from the beginning, unless it saves a checkpoint before it stops: it has none yet"
 
 
 def acknowledged(job: Job, note: str) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Allocatio
     closed, age_s = nodes.closed_reason(node, control.drained, now_s), now_s - node.foreign_use_s
     note = f"another program of this Ray cluster used devices of this node {age_s:.0f} s ago"
     view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
-                            "note": note if age_s < NOTE_SHOWN_S else "", "devices": []}  # fmt: skip
+                            "note": note if age_s < NOTE_VISIBLE_S else "", "devices": []}  # fmt: skip
     if node.facts is None:
         return view
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
@@ -182,7 +184,7 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Allocatio
 
 
 def _state(node: Node, control: Control, now_s: float) -> str:
-    """State of a node in one word, with a reason if it is lost or silent."""
+    """State of a node, with a reason if it is lost or silent."""
     if reason := node.lost_reason or node.unsupported_reason or node.agent_error:
         return f"lost: {reason}"
     if node.resting:

@@ -3,7 +3,7 @@
 uvicorn limits neither the duration of a request's head or body, nor the size of a head. Here a head must arrive within
 HEAD_S of the connection or its first byte, and have at most MAX_HEADER_BYTES; a body may neither pause for BODY_S nor
 be slower than BODY_BYTES_PER_S; uvicorn's keep-alive closes idle connections. At most MAX_PIPELINED requests wait on
-one connection. At most STRANGERS connections without the token are open: one more closes the oldest.
+one connection. At most MAX_UNAUTHENTICATED connections without the token are open: one more closes the oldest.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MAX_PIPELINED = 16
 """Requests that wait for earlier responses. Reading pauses while some wait, and continues with each response."""
 MAX_UNAUTHENTICATED = 256
 MAX_ACCEPTED = 64
-"""Fewer than STRANGERS, so that a new client can send its request before other connections push it out."""
+"""Fewer than MAX_UNAUTHENTICATED, so that a new client can send its request before other connections push it out."""
 BACKLOG = 4096
 MAX_FILES = 65536
 
@@ -33,8 +33,8 @@ MAX_FILES = 65536
 class UnauthenticatedConnections:
     """Connections that have not sent the token yet, oldest first."""
 
-    def __init__(self, most: int = MAX_UNAUTHENTICATED):
-        self.maximum = most
+    def __init__(self, maximum: int = MAX_UNAUTHENTICATED):
+        self.maximum = maximum
         self._waiting: dict[LimitedConnection, None] = {}
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class UnauthenticatedConnections:
 
 
 class RequestPhase(Enum):
-    """Part of a request that has begun and is not complete."""
+    """Part of a request that has started and is not complete."""
 
     HEAD = 1
     BODY = 2

@@ -47,7 +47,7 @@ def start_server(
     It listens on the home's Unix socket, and on a TCP port too unless `port` is None (0: any free port).
 
     Raises UserError if `port` is in use or other users can read the token, Conflict if a server runs without a record,
-    FleetError if it does not answer; the message has the last error of its log.
+    FleetError if it does not respond; the message has the last error of its log.
     """
     token.check_token_private(private_dir(home))
     progress = progress or _quiet
@@ -92,8 +92,8 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
     while unrecorded := _server_processes(home):
         if (running := find_server(home)) is not None:
             return running
-        if doing := _startup_step(home):
-            last_reported, busy_s = _report_step(progress, doing, last_reported), time.monotonic()
+        if step := _startup_step(home):
+            last_reported, busy_s = _print_step(progress, step, last_reported), time.monotonic()
         elif min(age_s(unrecorded[0]), time.monotonic() - busy_s) > UNRECORDED_S:
             raise Conflict(
                 f"a server of {home} runs as process {unrecorded[0].pid}, but "
@@ -135,8 +135,8 @@ def _start_lock(home: Path, progress: Progress) -> Iterator[None]:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            if doing := _startup_step(home):
-                last_reported = _report_step(progress, doing, last_reported)
+            if step := _startup_step(home):
+                last_reported = _print_step(progress, step, last_reported)
             time.sleep(POLL_S)
         yield
 
@@ -147,7 +147,7 @@ def _startup_step(home: Path) -> str:
     return status[1] if status and is_alive(status[0]) else ""
 
 
-def _report_step(progress: Progress, step: str, last_reported: str) -> str:
+def _print_step(progress: Progress, step: str, last_reported: str) -> str:
     if step != last_reported:
         progress(f"the server is {step}")
     return step
@@ -167,28 +167,28 @@ def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progr
         log=log,
     )
     try:
-        return _await_answer(home, child, log, log_offset, progress)
+        return _await_ready(home, child, log, log_offset, progress)
     except BaseException:
         if not _startup_step(home):  # stopping it during an upgrade of the store would undo the work done so far
             stop([child], grace_s=1)
         raise
 
 
-def _await_answer(home: Path, child: ProcessId, log: Path, log_offset: int, progress: Progress) -> ServerRecord:
-    """Wait until the server answers; START_TIMEOUT_S begins again as long as it reports a startup step."""
+def _await_ready(home: Path, child: ProcessId, log: Path, log_offset: int, progress: Progress) -> ServerRecord:
+    """Wait until the server responds; START_TIMEOUT_S begins again with each startup step that it records."""
     deadline, last_reported = time.monotonic() + START_TIMEOUT_S, ""
     while time.monotonic() < deadline:
-        if (running := find_server(home)) is not None and _answers(running):
+        if (running := find_server(home)) is not None and _is_ready(running):
             return running
         if not is_alive(child):
             raise _start_error(home, log, log_offset)
-        if doing := _startup_step(home):
-            deadline, last_reported = time.monotonic() + START_TIMEOUT_S, _report_step(progress, doing, last_reported)
+        if step := _startup_step(home):
+            deadline, last_reported = time.monotonic() + START_TIMEOUT_S, _print_step(progress, step, last_reported)
         time.sleep(POLL_S)
-    raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see its log: {log}")
+    raise FleetError(f"the server did not respond within {START_TIMEOUT_S:.0f} s", f"see its log: {log}")
 
 
-def _answers(server: ServerRecord) -> bool:
+def _is_ready(server: ServerRecord) -> bool:
     connection = http.client.HTTPConnection("localhost", timeout=5)
     try:
         connection.sock = unix_socket.connect(Path(server.socket), timeout_s=5)

@@ -33,11 +33,11 @@ class OperationLimitExceeded(FleetError):
 
     retry_after_s = 10
 
-    def __init__(self, most: int):
+    def __init__(self, maximum: int):
         super().__init__(
-            f"the server has its maximum of {most} running and waiting operations on checkpoints", "retry in 10 s"
+            f"the server has its maximum of {maximum} running and waiting operations on checkpoints", "retry in 10 s"
         )
-        self.args = (most,)
+        self.args = (maximum,)
 
 
 class LongOperations:
@@ -71,13 +71,13 @@ class LongOperations:
 
 
 class LongOperation:
-    """One operation. Belongs to the event loop in which it was created, except `run` and `_report_progress`."""
+    """One operation. Belongs to the event loop in which it was created, except `run` and `_publish_progress`."""
 
-    def __init__(self, works: LongOperations, key: str, asked: Any, call: Call):
-        self.key, self.request = key, asked
+    def __init__(self, operations: LongOperations, key: str, request: Any, call: Call):
+        self.key, self.request = key, request
         self.abandoned = threading.Event()
         self.ended = asyncio.Event()
-        self._operations, self._call = works, call
+        self._operations, self._call = operations, call
         self._loop, self._reported_s = asyncio.get_running_loop(), 0.0
         self._listeners: list[asyncio.Queue[Item]] = []
 
@@ -107,11 +107,11 @@ class LongOperation:
     def _result(self, service: ServiceProtocol) -> Any:
         """Stored result of the key, else result of the call. Of two operations with one key, only one runs it."""
         if not self.key:
-            return self._call(service, self._report_progress)
+            return self._call(service, self._publish_progress)
         stored = service.stored_response(self.key, self.request)
         return (
             stored
-            or service.store_response(self.key, self.request, {"report": self._call(service, self._report_progress)})
+            or service.store_response(self.key, self.request, {"report": self._call(service, self._publish_progress)})
         )["report"]
 
     def _check_abandoned(self) -> None:
@@ -119,7 +119,7 @@ class LongOperation:
         if self.abandoned.is_set():
             raise FleetError("the client disconnected, so the operation was stopped", "run the command again")
 
-    def _report_progress(self, done: int, total: int) -> None:
+    def _publish_progress(self, done: int, total: int) -> None:
         self._check_abandoned()
         if done >= total or time.monotonic() - self._reported_s >= PROGRESS_EVERY_S:
             self._reported_s = time.monotonic()

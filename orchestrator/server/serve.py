@@ -67,7 +67,7 @@ def _run(service: ServiceProtocol, token: str, home: Path, path: Path, listening
     port = next((s.getsockname()[1] for s in listening if s.family == socket.AF_INET), 0)
     record = ServerRecord(process.pid, process.created, port, VERSION, app.state.started_at, str(path))
     server = _Server(
-        server_config(app), on_answering=lambda: server_record.write(home, record), on_ending=app.state.stopping.set
+        server_config(app), on_ready=lambda: server_record.write(home, record), on_ending=app.state.stopping.set
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again when it has stopped: these handlers make that harmless. They also handle
@@ -101,9 +101,9 @@ def server_config(app: FastAPI) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_answering: Callable[[], None], on_ending: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], on_ending: Callable[[], None]):
         super().__init__(config)
-        self._on_answering, self._on_ending = on_answering, on_ending
+        self._on_ready, self._on_ending = on_ready, on_ending
 
     def end(self) -> None:
         self.should_exit = True
@@ -113,7 +113,7 @@ class _Server(uvicorn.Server):
         anyio.to_thread.current_default_thread_limiter().total_tokens = REQUEST_THREADS
         for listening in sockets or ():
             listening.listen(BACKLOG)  # uvicorn's backlog also sets how many asyncio accepts at once
-        self._on_answering()
+        self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_ending()

@@ -31,7 +31,7 @@ def challenge_response(token: str, port: int | None, challenge: str) -> str:
 
 
 def verify_server(stream: Stream, port: int, token: str) -> bool:
-    """Return whether the peer of `stream` knows the token, without sending it. The connection stays usable."""
+    """Return whether the peer of `stream` has the token, without sending it. The connection stays usable."""
     challenge = secrets.token_hex(32)
     request = f"GET /healthz?challenge={challenge} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
     stream.write(request.encode(), TIMEOUT_S)

@@ -75,9 +75,9 @@ class _StartupHandler(logging.Handler):
         self._home, self._process = home, identify(os.getpid())
 
     def emit(self, log_record: logging.LogRecord) -> None:
-        doing = {"pid": self._process.pid, "created": self._process.created, "doing": log_record.getMessage()}
-        with suppress(OSError):  # the disk may be full; the startup step itself reports that
-            write_private(self._home / STARTUP_FILE, json.dumps(doing))
+        status = {"pid": self._process.pid, "created": self._process.created, "doing": log_record.getMessage()}
+        with suppress(OSError):  # the disk may be full; the startup step itself raises that error
+            write_private(self._home / STARTUP_FILE, json.dumps(status))
 
 
 @contextmanager

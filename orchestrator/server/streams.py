@@ -44,11 +44,11 @@ class StreamLimitExceeded(FleetError):
 
     retry_after_s = 10
 
-    def __init__(self, most: int):
+    def __init__(self, maximum: int):
         super().__init__(
-            f"the server has its maximum of {most} streams open", "close a `polyfleet logs -f`, or retry in 10 s"
+            f"the server has its maximum of {maximum} streams open", "close a `polyfleet logs -f`, or retry in 10 s"
         )
-        self.args = (most,)
+        self.args = (maximum,)
 
 
 class Streams:
@@ -208,7 +208,7 @@ class _CountedStream(StreamingResponse):
 def cursor_from(text: str) -> dict[str, int]:
     """Parse a cursor that the client received, JSON in a query parameter. Raises SpecError."""
     try:
-        cursor = parse_json((text or "{}").encode(), "cursor", deepest=1)
+        cursor = parse_json((text or "{}").encode(), "cursor", max_depth=1)
         if all(type(value) is int and value >= 0 for value in cursor.values()):
             return dict(cursor)
     except (UnreadableFile, UnicodeEncodeError, AttributeError):
@@ -236,7 +236,7 @@ class LogStream:
         return await self._lines(self.service.logs_tail, count)
 
     async def away(self, first: int = 0) -> list[str]:
-        """Reasons why lines of attempts, from number `first` on, are missing: their nodes did not answer."""
+        """Reasons why lines of attempts, from number `first` on, are missing: their nodes did not respond."""
         return list(await self.streams.call(self.service.logs_away, self.ref, self.rank, self.epoch, first))
 
     async def _lines(self, method: Callable[..., Data], *arguments: Any) -> list[Data]:

@@ -83,7 +83,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """User id of the process at the other end of a Unix socket; None if the system does not report it."""
+    """User id of the process at the other end of a Unix socket; None if the system does not provide it."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     _, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))

@@ -118,7 +118,7 @@ def _trust(summary: Data) -> list[str]:
     noises = [c["noise"] for c in summary["results"] if c.get("noise") is not None]
     if noises:
         differences = f"at most {max(noises):.1%} (median {_middle(noises):.1%})"
-        lines.append(f"the same configuration measured twice differed by {differences}")
+        lines.append(f"noise of this host (one configuration measured twice): {differences}")
     if any(c.get("versus") for c in summary["results"]):
         lines.append(f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive")
     return lines
@@ -195,7 +195,7 @@ def measured(result: Data) -> TableStack:
     details = {key: value for key, value in result.items() if key not in ("rows", "noise", "host")}
     noise, host = result["noise"], result["host"]
     details["noise"] = (
-        None if noise is None else f"the same configuration measured twice differed by at most {noise:.1%}"
+        None if noise is None else f"of this host (one configuration measured twice): at most {noise:.1%}"
     )
     details["host"] = ": ".join(filter(None, (host["class"], "; ".join(host["reasons"]))))
     return TableStack((grid(head, map(_measured_row, result["rows"])), "", facts(details)))

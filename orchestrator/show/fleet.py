@@ -112,7 +112,7 @@ def _device_rows(node: Data) -> list[tuple[Any, ...]]:
     torch = node.get("versions", {}).get("torch", "")
     location = (node.get("pool"), node["node"])
     if not node["devices"]:
-        return [(*location, "", "no device found" if node["state"] == "ready" else "", "", "", torch, node["state"])]
+        return [(*location, "", "no devices" if node["state"] == "ready" else "", "", "", torch, node["state"])]
     return [
         (
             *location,

@@ -29,7 +29,7 @@ def jobs(rows: list[Data], chosen: str = "") -> TextTable:
                 j["kind"],
                 j["pool"],
                 time_since(j["submitted_at"]),
-                ran(j),
+                run_time(j),
                 _reason(j),
             )
             for j in rows
@@ -38,8 +38,8 @@ def jobs(rows: list[Data], chosen: str = "") -> TextTable:
     )
 
 
-def ran(view: Data) -> str:
-    """Time that a job or an attempt ran, as far as it is known.
+def run_time(view: Data) -> str:
+    """Time that a job or an attempt ran, up to its last confirmed state.
 
     If it ended before the server saw it running, the time counts from its placement.
     """
@@ -108,7 +108,7 @@ def _head(view: Data) -> Data:
         "submitted": view["submitted_at"],
         "started": view["started_at"],
         "ended": view["ended_at"],
-        "ran": ran(view),
+        "ran": run_time(view),
         "progress": _progress(view.get("progress")),
         "peak memory": _peak(view),
         "restarts": view["restarts"] or None,
@@ -135,7 +135,7 @@ def _resumed(view: Data) -> str | None:
 
 
 def _progress(progress: Data | None) -> str | None:
-    """`step 400 of 1000 (40 %), about 3 min left at 3.1 steps/s (reported)`; None if nothing is known."""
+    """`step 400 of 1000 (40 %), about 3 min left at 3.1 steps/s (reported)`; None without any progress data."""
     if not progress or not (progress["step"] or progress["left_from"] != "attained"):
         return None
     of = f" of {progress['of']} ({100 * progress['step'] / progress['of']:.0f} %)" if progress["of"] else ""
@@ -168,7 +168,7 @@ def attempts(view: Data) -> TextTable:
                 a["kind"],
                 a["pool"],
                 a["placed_at"],
-                ran(a | {"known_until": view.get("known_until")}),
+                run_time(a | {"known_until": view.get("known_until")}),
                 ended_as(a, view),
                 a["reason"],
             )
@@ -216,8 +216,8 @@ def _for_others(explanation: Data) -> list[str]:
     if not changes:
         return []
     lines = [f"{other['job']} {other['then']}" for other in changes["others"]]
-    shown_lines = [escape_control(line) for line in lines] or ["nothing would change for other jobs"]
-    return ["", escape_control(f"if {' and '.join(changes['changes'])}:"), *shown_lines]
+    escaped_lines = [escape_control(line) for line in lines] or ["nothing would change for other jobs"]
+    return ["", escape_control(f"if {' and '.join(changes['changes'])}:"), *escaped_lines]
 
 
 def _state_lines(explanation: Data) -> list[str]:
@@ -272,18 +272,18 @@ def _placed(start: Data) -> str:
 
 
 def offers(explanation: Data) -> TableStack:
-    """One line per offer, best first. Offers that a candidate did not ask for appear only if it has no other."""
+    """One line per offer, best first. Offers that a candidate did not request appear only if it has no other."""
     resource_columns, price_columns = (
         ("CHOSEN", "CANDIDATE", "POOL", "RESOURCES"),
         ("SPEED PER DEVICE", "PRICE/H", "PRICE/M ITEMS"),
     )
     requested = {offer["candidate"] for offer in explanation["offers"] if offer["when"] != "not_asked_for"}
-    shown = [o for o in explanation["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in requested]
+    visible = [o for o in explanation["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in requested]
     never = explanation["impossible"]
     table = grid(
-        (*resource_columns, "WAIT", *price_columns, "WHY"), map(_offer_row, shown), empty=f"nothing to offer: {never}"
+        (*resource_columns, "WAIT", *price_columns, "WHY"), map(_offer_row, visible), empty=f"nothing to offer: {never}"
     )
-    return TableStack((table, *(["", escape_control(f"can never start: {never}")] if never and shown else [])))
+    return TableStack((table, *(["", escape_control(f"can never start: {never}")] if never and visible else [])))
 
 
 def _offer_row(offer: Data) -> tuple[Any, ...]:

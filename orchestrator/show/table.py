@@ -43,7 +43,7 @@ UNWRAPPED = frozenset({"JOB", "CHECKPOINT"})
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table of texts. `empty` is shown instead of a table without rows."""
+    """A table of texts. `empty` is printed instead of a table without rows."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -4,19 +4,19 @@ from collections import Counter
 
 from orchestrator.show.table import TableStack, TextTable, grid
 from orchestrator.show.units import duration, size, timestamp
-from orchestrator.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, Now
+from orchestrator.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, TopSnapshot
 
 BAR = 10
 MAX_ROWS = 30
 
 
-def top(now: Now) -> TableStack:
+def top(now: TopSnapshot) -> TableStack:
     hidden = len(now["jobs"]) - MAX_ROWS
     more = [f"and {hidden} more; run `polyfleet jobs` to see all"] if hidden > 0 else []
     return TableStack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MAX_ROWS]), *more))
 
 
-def _summary(now: Now) -> str:
+def _summary(now: TopSnapshot) -> str:
     all_devices = [device for node in now["nodes"] for device in node["devices"]]
     used = sum(device["job"] is not None for device in all_devices)
     states = Counter(job["state"] for job in now["jobs"])
@@ -45,7 +45,7 @@ def _rows(node: NodeNow) -> list[tuple[str, ...]]:
     load = f"{node['load_1min']:.1f}/{node['cpu_count']}" if node["load_1min"] is not None else ""
     first = (node["pool"], node["node"], load, _of(node["used_memory_bytes"], node["total_memory_bytes"]))
     state = "" if node["state"] == "ready" else node["state"]
-    no_device = ("", "no device found" if node["state"] == "ready" else "", "", "", "", "", "")
+    no_device = ("", "no devices" if node["state"] == "ready" else "", "", "", "", "", "")
     lines = [_device(device) for device in node["devices"]] or [no_device]
     return [(*(first if number == 0 else ("",) * 4), *line, state) for number, line in enumerate(lines)]
 

@@ -17,7 +17,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with planted(arguments.planted):
         result = campaign(
-            arguments.seed, arguments.events, arguments.per_world, keep_going=arguments.keep_going, tell=print_line
+            arguments.seed, arguments.events, arguments.per_world, keep_going=arguments.keep_going, on_line=print_line
         )
     print_line(result.summary())
     return 1 if result.violations else 0

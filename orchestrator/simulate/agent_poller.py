@@ -67,7 +67,7 @@ class AgentPolling:
     def _post_reply(
         self, node: str, ray_id: str, requested_s: float, reply_number: int, facts: Any, statuses: Any, *more: Any
     ) -> None:
-        """Post a reply's contents. An unreadable report affects its own attempt only."""
+        """Post a reply's contents. An unreadable status affects its own attempt only."""
         rng, unreadable_chance = (
             self._server.world.rng,
             0.0 if self._server.world.healed else self._server.world.faults.spoiled,

@@ -47,7 +47,7 @@ class SimulatedAttempt:
         self.thawed_s = -1e9
         self.script = machine.world.scripts[order.job]
         self.work_s = max(0.0, self.script.work_s - step)
-        machine.world.after(machine.world.rng.uniform(0.1, 0.6), self.ranks_up)
+        machine.world.after(machine.world.rng.uniform(0.1, 0.6), self.start_ranks)
 
     def is_exempt(self, now_s: float) -> bool:
         """Whether nothing of it runs, or it was just thawed and is about to find its lease expired."""
@@ -68,23 +68,23 @@ class SimulatedAttempt:
         if self.is_frozen():
             world.after(0.5, self.check_lease)
         elif world.now_s >= self.deadline_s:
-            reason = "its lease passed: neither the server nor a fence could be reached"
+            reason = "its lease expired: neither the server nor a fence could be reached"
             self.end("lost", self.failure("lost", reason), -9)
         else:
             world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, CHECK_S), self.check_lease)
 
-    def ranks_up(self) -> None:
+    def start_ranks(self) -> None:
         world = self.machine.world
         if self.ended:
             return
         if self.is_frozen():
-            world.after(0.5, self.ranks_up)
+            world.after(0.5, self.start_ranks)
             return
         self.check_lease()
         if self.stop or self.ended:
             return
         self.phase = "running"
-        self.machine.send_news()
+        self.machine.send_updates()
         self.work()
 
     def work(self) -> None:
@@ -120,7 +120,7 @@ class SimulatedAttempt:
     def _add_event(self, kind: str, **data: object) -> None:
         self.at += 100
         self.events.append(RankEvent(kind, 0, self.machine.world.wall_s, self.at, data))
-        self.machine.send_news()
+        self.machine.send_updates()
 
     def fail(self, kind: str) -> None:
         if self.is_frozen():
@@ -170,7 +170,7 @@ class SimulatedAttempt:
         world.processes[self.job].remove(self)
         if state in ("failed", "lost", "cancelled", "fenced") and self.nodes > 1:
             world.disconnect_others(self)
-        self.machine.send_news()
+        self.machine.send_updates()
 
     def connection_lost(self) -> None:
         """Fail because another part has ended, unless this one is already stopping."""

@@ -35,7 +35,7 @@ def campaign(
     per_world: int = EVENTS_PER_WORLD,
     *,
     keep_going: bool = False,
-    tell: Callable[[str], None] = lambda text: None,
+    on_line: Callable[[str], None] = lambda text: None,
 ) -> CampaignResult:
     """Run worlds with seed, seed + 1, … until `events` have happened.
 
@@ -51,13 +51,13 @@ def campaign(
         if violation:
             result.violations.append((result.next_seed, world.clock.happened, violation))
             if not keep_going:
-                tell("\n".join(world.story(violation.job)))
-            tell(f"seed {result.next_seed}, event {world.clock.happened:,}: {violation}")
+                on_line("\n".join(world.story(violation.job)))
+            on_line(f"seed {result.next_seed}, event {world.clock.happened:,}: {violation}")
         result.next_seed += 1
         result.took_s = time.perf_counter() - start_s
         if violation and not keep_going:
             break
         if result.events - reported_events >= PROGRESS_EVERY:
             reported_events = result.events
-            tell(result.summary())
+            on_line(result.summary())
     return result

@@ -17,7 +17,7 @@ Then = Callable[[Exception | None], None]
 
 
 class SimulatedTimeout(Exception):
-    """An agent did not answer within the time limit."""
+    """An agent did not reply within the time limit."""
 
 
 class SimulatedExecutor:
@@ -25,7 +25,7 @@ class SimulatedExecutor:
         self.server, self.world = server, server.world
         self.fences = SimulatedFences(server, lambda: server._executor is self)
         self.agent_ids: dict[str, str] = {}
-        self.places_in_use: set[str] = set()
+        self.reservations_in_use: set[str] = set()
         self.copied: set[str] = set()
 
     def execute(self, command: c.Command) -> None:
@@ -68,9 +68,12 @@ class SimulatedExecutor:
 
         self.call_agent(node, REPLY_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
 
-    def forget(self, command: c.RemoveFiles) -> None:
+    def remove_files(self, command: c.RemoveFiles) -> None:
         generation = self.server.generation
-        act: Callable[[SimulatedNode], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
+
+        def act(machine: SimulatedNode) -> None:
+            machine.remove_files(generation, command.job, command.epoch)
+
         self.call_agent(command.node, REPLY_S, act, lambda error: None)
 
     def fence(self, command: c.Fence) -> None:
@@ -87,7 +90,7 @@ class SimulatedExecutor:
         self.fences.change(command.job, FenceChange(write, post_result))
 
     def release(self, command: c.Release) -> None:
-        self.places_in_use.discard(command.place)
+        self.reservations_in_use.discard(command.reservation_name)
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command)
 
     def _released(self, command: c.Release) -> None:
@@ -95,12 +98,12 @@ class SimulatedExecutor:
         ray = self.world.ray
         if ray.is_away:
             self.server.receive_external(
-                m.ReleaseAnswered(command.place, "Ray's head does not answer", command.requested_s)
+                m.ReleaseAnswered(command.reservation_name, "Ray's head does not answer", command.requested_s)
             )
             return
-        if command.place not in self.places_in_use:
-            ray.reserved.pop(command.place, None)
-        self.server.receive_external(m.ReleaseAnswered(command.place, requested_s=command.requested_s))
+        if command.reservation_name not in self.reservations_in_use:
+            ray.reserved.pop(command.reservation_name, None)
+        self.server.receive_external(m.ReleaseAnswered(command.reservation_name, requested_s=command.requested_s))
 
     def replicate(self, command: c.Replicate) -> None:
         """Copy a checkpoint. The first copy of each job fails because the disk is full."""
@@ -109,7 +112,7 @@ class SimulatedExecutor:
         message = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
         self.server.later(0.5, self.server.receive_external, message)
 
-    def make_agent(self, command: c.StartAgent) -> None:
+    def start_agent(self, command: c.StartAgent) -> None:
         self.agent_ids[command.node] = command.ray_id
         self.server.later(self.world.rng.uniform(0.05, 0.6), self._agent_started, command, self.world.now_s)
 
@@ -149,25 +152,25 @@ class SimulatedExecutor:
         self.world.checks.check_restart(machine)
         self.world.injector.raylet_out(machine)
 
-    def drop_agent(self, command: c.UnwatchAgent) -> None:
+    def unwatch_agent(self, command: c.UnwatchAgent) -> None:
         if self.agent_ids.get(command.node) == command.ray_id:
             del self.agent_ids[command.node]
         if self.server.polling.agents.get(command.node) == command.ray_id:
             del self.server.polling.agents[command.node]
 
-    def rest_agent(self, command: c.EndIdleAgent) -> None:
-        self.drop_agent(c.UnwatchAgent(command.node, command.ray_id))
-        self.server.later(self.world.rng.uniform(0.01, 0.5), self._rest, command.ray_id)
+    def end_idle_agent(self, command: c.EndIdleAgent) -> None:
+        self.unwatch_agent(c.UnwatchAgent(command.node, command.ray_id))
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._end_idle_agent, command.ray_id)
 
-    def _rest(self, ray_id: str) -> None:
+    def _end_idle_agent(self, ray_id: str) -> None:
         machine = self.world.ray.node_by_id.get(ray_id)
         if machine is not None and not self.world.ray.is_away:
             machine.end_agent()
 
-    def ask_nodes(self, command: c.RequestNodes) -> None:
-        self.server.later(self.world.rng.uniform(0.01, 0.5), self._ask_nodes, command)
+    def request_nodes(self, command: c.RequestNodes) -> None:
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._request_nodes, command)
 
-    def _ask_nodes(self, command: c.RequestNodes) -> None:
+    def _request_nodes(self, command: c.RequestNodes) -> None:
         if self.world.ray.is_away:
             self.server.receive_external(m.NodeRequestAnswered("Ray's head does not answer"))
             return
@@ -182,22 +185,22 @@ class SimulatedExecutor:
         """Commands without an effect on the world."""
 
     def launch(self, command: c.Launch) -> None:
-        self.places_in_use.add(command.place)
+        self.reservations_in_use.add(command.reservation_name)
         SimulatedLaunch(self, command).reserve(0.0)
 
 
 HANDLERS: dict[type, Callable[[SimulatedExecutor, Any], None]] = {
     c.Launch: SimulatedExecutor.launch,
     c.Stop: SimulatedExecutor.stop,
-    c.RemoveFiles: SimulatedExecutor.forget,
+    c.RemoveFiles: SimulatedExecutor.remove_files,
     c.Fence: SimulatedExecutor.fence,
     c.Release: SimulatedExecutor.release,
-    c.StartAgent: SimulatedExecutor.make_agent,
+    c.StartAgent: SimulatedExecutor.start_agent,
     c.RestartAgent: SimulatedExecutor.restart_agent,
     c.RestartNode: SimulatedExecutor.restart_node,
-    c.UnwatchAgent: SimulatedExecutor.drop_agent,
-    c.EndIdleAgent: SimulatedExecutor.rest_agent,
-    c.RequestNodes: SimulatedExecutor.ask_nodes,
+    c.UnwatchAgent: SimulatedExecutor.unwatch_agent,
+    c.EndIdleAgent: SimulatedExecutor.end_idle_agent,
+    c.RequestNodes: SimulatedExecutor.request_nodes,
     c.StoreReport: SimulatedExecutor.store_report,
     c.Replicate: SimulatedExecutor.replicate,
     c.Reject: SimulatedExecutor.ignore,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.core.attempts import PHASE_ORDER, LiveAttempt, Part
+from orchestrator.core.attempts import PHASE_ORDER, AttemptPart, LiveAttempt
 from orchestrator.core.draft import Control
 from orchestrator.core.states import WAITING
 
@@ -45,22 +45,22 @@ def _of_attempt(control: Control, live: LiveAttempt) -> Iterator[str]:
         yield "is being launched, and is also stopped, fenced off or in doubt"
     if (
         is_requested
-        and live.is_fence_known
+        and live.is_fence_checked
         and not live.superseded_reason
         and control.raised_fences.get(live.job) != live.epoch + 1
     ):
         yield f"its fence is raised, but the controller holds its epoch as {control.raised_fences.get(live.job)}"
-    if is_raised and not (is_requested and live.is_fence_known):
+    if is_raised and not (is_requested and live.is_fence_checked):
         yield "its fence counts as raised, but no raise was requested"
     if live.superseded_reason and not is_requested:
         yield "is superseded, but no raise of its fence was requested"
-    if live.lowering and (is_requested or live.superseded_reason or not live.is_fence_known):
+    if live.lowering and (is_requested or live.superseded_reason or not live.is_fence_checked):
         yield "its fence is being lowered and raised at the same time"
     if live.is_over and not live.launching:
         yield "all its parts have ended, but the attempt has not"
 
 
-def _of_part(control: Control, live: LiveAttempt, rank: int, part: Part) -> Iterator[str]:
+def _of_part(control: Control, live: LiveAttempt, rank: int, part: AttemptPart) -> Iterator[str]:
     if (part.phase == "ended") != (part.outcome is not None):
         yield f"part {rank} is {part.phase or 'unreported'} with the outcome {part.outcome}"
     if part.outcome is not None and part.doubt:
@@ -75,12 +75,12 @@ def _of_part(control: Control, live: LiveAttempt, rank: int, part: Part) -> Iter
         yield f"part {rank} is in doubt, although the newest list of {part.node} has it: {part.doubt}"
 
 
-def find_steps_back(was: Mapping[str, LiveAttempt], now: Mapping[str, LiveAttempt]) -> Iterator[Problem]:
-    """Find parts whose phase went back. `was`, `now`: attempts before and after a cycle."""
-    for job, live in now.items():
-        before = was.get(job)
-        if before is None or before is live or before.epoch != live.epoch:
+def find_phase_regressions(before: Mapping[str, LiveAttempt], after: Mapping[str, LiveAttempt]) -> Iterator[Problem]:
+    """Find parts whose phase returned to an earlier one. `before`, `after`: attempts before and after a cycle."""
+    for job, live in after.items():
+        previous = before.get(job)
+        if previous is None or previous is live or previous.epoch != live.epoch:
             continue
-        for rank, (old, new) in enumerate(zip(before.parts, live.parts, strict=True)):
+        for rank, (old, new) in enumerate(zip(previous.parts, live.parts, strict=True)):
             if PHASE_ORDER.index(new.phase) < PHASE_ORDER.index(old.phase):
                 yield job, f"part {rank} was {old.phase} and is {new.phase or 'unreported'}"

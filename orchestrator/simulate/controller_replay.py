@@ -28,7 +28,7 @@ STEPS = 10**9
 PER_NODE = 8
 
 WARM_S = (0.0, 1.0, 2.0, 3.0)
-"""Seconds after its first step at which a job reports, so that its rate becomes known."""
+"""Seconds after its first step at which a job reports a step, so that its rate can be measured."""
 
 
 class ControllerReplay(InstantFleet):
@@ -47,8 +47,8 @@ class ControllerReplay(InstantFleet):
         start_s = time.perf_counter()
         self.join()
         while self.ended < self.trace.jobs:
-            self._to_the_next_event()
-            self.settle()
+            self._advance_to_next_event()
+            self.plan_until_stable()
             self._keep_history()
         wall_s = time.perf_counter() - start_s
         arrays = [np.array(values) for values in zip(*self.stays, strict=True)]
@@ -61,19 +61,19 @@ class ControllerReplay(InstantFleet):
         fraction = 1.0 - float(self.left[job] / self.trace.steps[job])
         return min(STEPS - 1, max(0, int(fraction * STEPS)))
 
-    def report(self) -> None:
+    def add_rank_events(self) -> None:
         """Report the progress of each job; at first also the steps that show its rate, and a checkpoint."""
         for attempt in self.running.values():
-            if self.now_s < attempt.moves_s + WARM_S[-1]:
+            if self.now_s < attempt.progress_start_s + WARM_S[-1]:
                 continue
             step = self._step(attempt.job)
             if not attempt.has_rate:
                 attempt.has_rate = True
                 steps_per_s = STEPS * self._rate(attempt) / float(self.trace.steps[attempt.job])
-                first_step = step - steps_per_s * (self.now_s - attempt.moves_s)
+                first_step = step - steps_per_s * (self.now_s - attempt.progress_start_s)
                 for after_s in WARM_S:
                     reported_step = max(0, int(first_step + steps_per_s * after_s))
-                    attempt.add_event("report", attempt.moves_s + after_s, step=reported_step, of=STEPS)
+                    attempt.add_event("report", attempt.progress_start_s + after_s, step=reported_step, of=STEPS)
                 self._checkpoint(attempt)
             attempt.add_event("report", self.now_s, step=step, of=STEPS)
 
@@ -103,9 +103,9 @@ class ControllerReplay(InstantFleet):
         return float(self.trace.rate[attempt.kind, attempt.job])
 
     def _ends_s(self, attempt: RunningAttempt) -> float:
-        return max(attempt.moves_s, self.now_s) + float(self.left[attempt.job]) / self._rate(attempt)
+        return max(attempt.progress_start_s, self.now_s) + float(self.left[attempt.job]) / self._rate(attempt)
 
-    def _to_the_next_event(self) -> None:
+    def _advance_to_next_event(self) -> None:
         """Advance to the next end, submission, or plan that may stop or move equal jobs."""
         ends = [(self._ends_s(attempt), job) for job, attempt in self.running.items()]
         arrives_s = self._next_arrival_s()
@@ -115,7 +115,7 @@ class ControllerReplay(InstantFleet):
         if until_s == np.inf:
             raise PolyfleetError(f"{len(self.control.records)} jobs wait on an idle fleet", "choose another policy")
         for attempt in self.running.values():
-            moved_s = max(0.0, until_s - max(attempt.moves_s, self.now_s))
+            moved_s = max(0.0, until_s - max(attempt.progress_start_s, self.now_s))
             self.left[attempt.job] = max(self.left[attempt.job] - self._rate(attempt) * moved_s, 1e-12)
         self.now_s = until_s
         for at_s, job in ends:

@@ -13,12 +13,12 @@ def describe(item: Any) -> str:
         fields = {k: v for k, v in item.data.items() if k in ("leases", "reason", "outcome", "seen", "step")}
         return f"  event {item.job} {item.event} epoch {item.epoch} {fields or ''}"
     if isinstance(item, m.Heartbeat):
-        reports = [
+        statuses = [
             f"{r.job}.{r.epoch}.{r.node_rank} {r.phase} @{r.cursor} {r.outcome.state if r.outcome else ''}".strip()
             for r in item.reports
         ]
         running = None if item.attempts is None else sorted(item.attempts)
-        return f"Heartbeat {item.node} {reports} there {running} epochs {dict(item.epochs)}"
+        return f"Heartbeat {item.node} {statuses} there {running} epochs {dict(item.epochs)}"
     if isinstance(item, m.Submitted):
         return f"Submitted {[record.job.id for record in item.records]}"
     if isinstance(item, c.Launch):

@@ -35,7 +35,7 @@ class Injector:
     def machine(self) -> SimulatedNode:
         return self.world.rng.choice(self.world.remaining_machines())
 
-    def long_s(self) -> float:
+    def random_duration_s(self) -> float:
         return self.world.rng.choice(SHORT_OR_LONG_S)
 
     def heal(self) -> None:
@@ -50,7 +50,7 @@ class Injector:
             elif not machine.ray_id:
                 world.ray.join(machine)
         for attempt in [one for one in world.running_attempts() if one.frozen]:
-            self.attempt_goes_on(attempt)
+            self.attempt_continues(attempt)
         world.ray.is_away = world.ray.fences_away = world.store.refuses_writes = False
         world.ray.hidden.clear()
         world.server._thaw(world.server.life)
@@ -63,9 +63,9 @@ class Injector:
         machine = self.machine()
         if machine.agent_up:
             machine.agent_stopped = True
-            self.world.after(self.long_s(), self.agent_goes_on, machine)
+            self.world.after(self.random_duration_s(), self.agent_continues, machine)
 
-    def agent_goes_on(self, machine: SimulatedNode) -> None:
+    def agent_continues(self, machine: SimulatedNode) -> None:
         if machine.agent_stopped:
             machine.agent_stopped = False
             if not machine.frozen:
@@ -74,16 +74,16 @@ class Injector:
     def agent_fails(self) -> None:
         machine = self.machine()
         machine.agent_fails = True
-        self.world.after(self.long_s(), self.agent_works, machine)
+        self.world.after(self.random_duration_s(), self.agent_recovers, machine)
 
-    def agent_works(self, machine: SimulatedNode) -> None:
+    def agent_recovers(self, machine: SimulatedNode) -> None:
         machine.agent_fails = False
 
     def machine_frozen(self) -> None:
         machine = self.machine()
         if machine.powered and not machine.frozen:
             machine.frozen = True
-            seconds, ray_id = self.long_s(), machine.ray_id
+            seconds, ray_id = self.random_duration_s(), machine.ray_id
             if seconds > 9.0:
                 self.world.after(9.0, self.declared_dead, machine, ray_id)
             self.world.after(seconds, self.thaw, machine)
@@ -104,12 +104,12 @@ class Injector:
         if alive := self.world.running_attempts():
             attempt = self.world.rng.choice(alive)
             attempt.frozen = True
-            self.world.after(self.long_s(), self.attempt_goes_on, attempt)
+            self.world.after(self.random_duration_s(), self.attempt_continues, attempt)
 
-    def attempt_goes_on(self, attempt: SimulatedAttempt) -> None:
+    def attempt_continues(self, attempt: SimulatedAttempt) -> None:
         attempt.frozen = False
         attempt.thawed_s = self.world.now_s
-        self.world.after(2.5, self.world.alone, attempt)
+        self.world.after(2.5, self.world.check_alone, attempt)
 
     def raylet_killed(self) -> None:
         machine = self.machine()
@@ -169,16 +169,16 @@ class Injector:
     def cut_in(self) -> None:
         machine = self.machine()
         machine.cut_in = True
-        self.world.after(self.long_s(), self.join, machine)
+        self.world.after(self.random_duration_s(), self.join, machine)
 
     def cut_out(self) -> None:
         machine = self.machine()
         machine.cut_out = True
-        self.world.after(self.long_s(), self.join, machine)
+        self.world.after(self.random_duration_s(), self.join, machine)
 
     def cut(self, machine: SimulatedNode, both: bool) -> None:
         machine.cut_in = machine.cut_out = both
-        ray_id, seconds = machine.ray_id, self.long_s()
+        ray_id, seconds = machine.ray_id, self.random_duration_s()
         if seconds > 9.0 and ray_id:
             self.world.after(9.0, self.cut_off, machine, ray_id)
         self.world.after(seconds, self.join, machine)
@@ -201,7 +201,7 @@ class Injector:
 
     def fences_away(self) -> None:
         self.world.ray.fences_away = True
-        self.world.after(self.long_s(), self.fences_back)
+        self.world.after(self.random_duration_s(), self.fences_back)
 
     def fences_back(self) -> None:
         self.world.ray.fences_away = False
@@ -235,7 +235,7 @@ class Injector:
 
             ray_id = f"{self.world.rng.getrandbits(32):08x}"
             ray.listed[ray_id] = ListedNode(ray_id, machine.label)
-            self.world.after(self.long_s(), ray.listed.pop, ray_id, None)
+            self.world.after(self.random_duration_s(), ray.listed.pop, ray_id, None)
 
     def ray_withholds(self) -> None:
         """Lose a message between two of Ray's processes: a device stays reserved although nothing uses it."""
@@ -255,16 +255,16 @@ class Injector:
         self.world.server.kill()
 
     def server_stopped(self) -> None:
-        self.world.server.freeze(self.long_s())
+        self.world.server.freeze(self.random_duration_s())
 
     def older_backup(self) -> None:
         self.world.restore()
 
     def store_refuses(self) -> None:
         self.world.store.refuses_writes = True
-        self.world.after(self.world.rng.choice((1.0, 8.0, 30.0)), self.store_takes)
+        self.world.after(self.world.rng.choice((1.0, 8.0, 30.0)), self.store_recovers)
 
-    def store_takes(self) -> None:
+    def store_recovers(self) -> None:
         self.world.store.refuses_writes = False
 
     def clock_set(self) -> None:

@@ -19,11 +19,11 @@ class FenceChange:
 class SimulatedFences:
     """Fences of one server process.
 
-    `counts()`: whether this object is still the current one of the server.
+    `is_current()`: whether the server still uses this object, not that of a later process.
     """
 
-    def __init__(self, server: "SimulatedServer", counts: Callable[[], bool]):
-        self.server, self.world, self.is_current = server, server.world, counts
+    def __init__(self, server: "SimulatedServer", is_current: Callable[[], bool]):
+        self.server, self.world, self.is_current = server, server.world, is_current
         self._waiting: dict[str, list[FenceChange]] = {}
 
     def change(self, job: str, change: FenceChange) -> None:
@@ -35,14 +35,14 @@ class SimulatedFences:
         if len(queue) == 1:
             self._begin(job)
 
-    def give_up(self, job: str, change: FenceChange) -> None:
-        """Withdraw a change: drop it if it has not begun; one in progress may still be made."""
+    def withdraw(self, job: str, change: FenceChange) -> None:
+        """Withdraw a change: drop it if it has not started; one in progress may still be made."""
         change.on_result = lambda before, after, error: None
         if change in (queue := self._waiting.get(job, []))[1:]:
             queue.remove(change)
 
     def abandon(self) -> None:
-        """Answer all changes with an error, because the cluster was left."""
+        """Fail all changes with an error, because the server has left the cluster."""
         fences, self._waiting = self._waiting, {}
         for change in [change for queue in fences.values() for change in queue]:
             change.on_result(0, 0, "the cluster was left")
@@ -54,8 +54,8 @@ class SimulatedFences:
     def _write(self, job: str, change: FenceChange) -> None:
         """Write the fence.
 
-        A head that does not answer may do so later, do so without an answer, or not at all; then the folder alone has
-        the new fence, or neither has it.
+        A head that does not reply may write it later, write it without a reply, or not at all; then the folder alone
+        has the new fence, or neither has it.
         """
         ray, rng = self.world.ray, self.world.rng
         if change not in self._waiting.get(job, [])[:1]:

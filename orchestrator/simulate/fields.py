@@ -10,7 +10,7 @@ from cluster.errors import UserError, nearest
 from orchestrator.simulate.text_files import read_text
 
 
-class Fields:
+class YamlFields:
     """A mapping in a file. `path`: its dotted path, "" for the file's top level."""
 
     def __init__(self, file: str, path: str, data: Any, valid_keys: tuple[str, ...] | None):
@@ -24,7 +24,7 @@ class Fields:
                 raise UserError(f"{self._location(key)}: unknown key", nearest(key, valid_keys))
 
     @classmethod
-    def of_file(cls, path: Path, valid_keys: tuple[str, ...]) -> "Fields":
+    def of_file(cls, path: Path, valid_keys: tuple[str, ...]) -> "YamlFields":
         return cls(
             path.name, "", strict_yaml.load(read_text(path, "YAML", strict_yaml.MAX_BYTES), path.name), valid_keys
         )
@@ -53,25 +53,25 @@ class Fields:
         if is_integer and minimum <= value <= maximum:
             return int(value)
         nearest_valid = maximum if isinstance(value, int | float) and value > maximum else minimum
-        message = f"{value!r:.60} is not a whole number from {minimum} to {maximum}"
+        message = f"{value!r:.60} is not an integer from {minimum} to {maximum}"
         raise self.error(key, message, f"the nearest valid is {nearest_valid}")
 
-    def mapping(self, key: str, valid_keys: tuple[str, ...] | None) -> "Fields":
-        return Fields(self.file, self._dotted(key), self._value(key, None), valid_keys)
+    def mapping(self, key: str, valid_keys: tuple[str, ...] | None) -> "YamlFields":
+        return YamlFields(self.file, self._dotted(key), self._value(key, None), valid_keys)
 
-    def mappings(self, key: str, valid_keys: tuple[str, ...] | None) -> "Iterator[tuple[str, Fields]]":
+    def mappings(self, key: str, valid_keys: tuple[str, ...] | None) -> "Iterator[tuple[str, YamlFields]]":
         """Yield (name, mapping) of a mapping of mappings."""
         names = self.mapping(key, None)
         for name in names.data:
             yield name, names.mapping(name, valid_keys)
 
-    def items(self, key: str, valid_keys: tuple[str, ...]) -> "Iterator[Fields]":
+    def items(self, key: str, valid_keys: tuple[str, ...]) -> "Iterator[YamlFields]":
         """Yield the mappings in an optional list."""
         values = self.data.get(key, [])
         if not isinstance(values, list):
             raise self.error(key, f"{values!r:.60} is not a list", "write each item on a separate line, after `- `")
         for number, item in enumerate(values):
-            yield Fields(self.file, self._dotted(f"{key}[{number}]"), item, valid_keys)
+            yield YamlFields(self.file, self._dotted(f"{key}[{number}]"), item, valid_keys)
 
     def _value(self, key: str, default: Any) -> Any:
         if key not in self.data and default is None:

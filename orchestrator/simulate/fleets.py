@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import UserError, nearest
-from orchestrator.simulate.fields import Fields
+from orchestrator.simulate.fields import YamlFields
 from orchestrator.simulate.rows import MAX_DIGITS
 
 MAX_DEVICES = 1_000_000
@@ -40,7 +40,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A scheduled outage of a node, given by the numbers of its kind and node."""
+    """A scheduled outage of a node, identified by the numbers of its kind and node."""
 
     kind: int
     node: int
@@ -100,7 +100,7 @@ def read_fleet(text: str) -> Fleet:
         return _read_file(Path(text))
     counts: dict[str, int] = {}
     for part in text.split(","):
-        kind, equals, number = (word.strip() for word in part.partition("="))
+        kind, equals, number = (piece.strip() for piece in part.partition("="))
         is_integer = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
         if not (kind and kind.isprintable() and equals and is_integer and 0 < int(number) <= MAX_DEVICES):
             raise UserError(
@@ -118,7 +118,7 @@ def add_failures(fleet: Fleet, path: Path) -> Fleet:
 
     Kinds and settings that the file does not contain are unchanged.
     """
-    file = Fields.of_file(path, ("nodes", *FAILURE_KEYS))
+    file = YamlFields.of_file(path, ("nodes", *FAILURE_KEYS))
     current = fleet.nodes or Failures((Nodes(),) * len(fleet.kinds))
     nodes = dict(zip(fleet.kinds, current.nodes, strict=True))
     for kind, fields in file.mappings("nodes", ("size", *CHANCES)) if "nodes" in file else ():
@@ -135,7 +135,7 @@ def add_failures(fleet: Fleet, path: Path) -> Fleet:
 
 
 def _read_file(path: Path) -> Fleet:
-    file = Fields.of_file(path, ("kinds", *FAILURE_KEYS))
+    file = YamlFields.of_file(path, ("kinds", *FAILURE_KEYS))
     devices, nodes = {}, []
     for kind, fields in file.mappings("kinds", ("nodes", "devices", *CHANCES)):
         if not (kind and kind.isprintable()):
@@ -149,13 +149,13 @@ def _read_file(path: Path) -> Fleet:
     return _complete(fleet, Failures(tuple(nodes)), file)
 
 
-def _nodes(fields: Fields, size: int) -> Nodes:
+def _nodes(fields: YamlFields, size: int) -> Nodes:
     if not any(key in fields for key in CHANCES):
         return Nodes(size)
     return Nodes(size, *(fields.number(key, MIN_HOURS, MAX_HOURS) * HOUR_S for key in CHANCES))
 
 
-def _complete(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
+def _complete(fleet: Fleet, failures_before: Failures, file: YamlFields) -> Fleet:
     """Complete a fleet with the nodes in `failures_before`, and the seed and outages in a file."""
     with_nodes = replace(fleet, nodes=failures_before)
     failures = Failures(
@@ -167,7 +167,7 @@ def _complete(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
     return replace(with_nodes, nodes=failures)
 
 
-def _outages(fleet: Fleet, file: Fields) -> Iterator[Outage]:
+def _outages(fleet: Fleet, file: YamlFields) -> Iterator[Outage]:
     for event in file.items("events", ("kind", "node", "down_h", "up_h")):
         kind = _kind(event, "kind", str(event.data.get("kind", "")), fleet.kinds)
         node = event.integer("node", 0, fleet.count(kind) - 1)
@@ -176,7 +176,7 @@ def _outages(fleet: Fleet, file: Fields) -> Iterator[Outage]:
         yield Outage(kind, node, down_h * HOUR_S, up_h * HOUR_S)
 
 
-def _kind(fields: Fields, key: str, kind: str, kinds: tuple[str, ...]) -> int:
+def _kind(fields: YamlFields, key: str, kind: str, kinds: tuple[str, ...]) -> int:
     if kind not in kinds:
         raise fields.error(key, f"the fleet has no kind {kind!r}", nearest(kind, kinds))
     return kinds.index(kind)

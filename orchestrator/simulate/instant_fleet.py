@@ -1,6 +1,6 @@
 """Simulated fleet that executes the controller's commands at once, in virtual time.
 
-Nodes always answer, and attempts start and stop immediately.
+Nodes always reply, and attempts start and stop immediately.
 """
 
 import time
@@ -33,7 +33,7 @@ MAX_PLANS = 1000
 class RunningAttempt:
     """A running attempt.
 
-    `moves_s`: start of its progress. `events`: unreported events; `at`: number of all so far.
+    `progress_start_s`: time from which it makes progress. `events`: events not sent yet; `at`: number of all so far.
     """
 
     job: int
@@ -41,7 +41,7 @@ class RunningAttempt:
     kind: int
     nodes: tuple[str, ...]
     placed_s: float
-    moves_s: float
+    progress_start_s: float
     at: int = 0
     has_rate: bool = False
     ends: str = ""
@@ -72,15 +72,15 @@ class InstantFleet(ABC):
 
     @abstractmethod
     def save_attempt(self, attempt: RunningAttempt) -> None:
-        """The attempt was requested to stop: save its progress."""
+        """Save the progress of an attempt that was requested to stop."""
 
     @abstractmethod
     def leave_devices(self, attempt: RunningAttempt) -> None:
-        """The attempt has released its devices."""
+        """Record that an attempt has released its devices."""
 
     @abstractmethod
-    def report(self) -> None:
-        """Add the events that attempts report now."""
+    def add_rank_events(self) -> None:
+        """Add the events that the attempts' ranks write now."""
 
     def _now(self) -> m.Now:
         return m.Now(self.now_s, self.now_s)
@@ -103,7 +103,7 @@ class InstantFleet(ABC):
         statuses: dict[str, list[AttemptStatus]] = {}
         running_on: dict[str, set[str]] = {}
         for attempt, state in [*((attempt, "") for attempt in self.running.values()), *self.ended_attempts]:
-            for status, node in self._reports(attempt, state):
+            for status, node in self._statuses(attempt, state):
                 statuses.setdefault(node, []).append(status)
                 running_on.setdefault(node, set()).add(status.key)
             attempt.events = []
@@ -123,16 +123,16 @@ class InstantFleet(ABC):
         self.control = step_result.control
         self.commands += step_result.commands
 
-    def _reports(self, attempt: RunningAttempt, state: str) -> Iterable[tuple[AttemptStatus, str]]:
+    def _statuses(self, attempt: RunningAttempt, state: str) -> Iterable[tuple[AttemptStatus, str]]:
         job, phase = f"j{attempt.job}", "ended" if state else "running"
         for rank, node in enumerate(attempt.nodes):
             outcome = Outcome(job, attempt.epoch, rank, state, {}) if state else None
             events = tuple(attempt.events) if rank == 0 else ()
             yield AttemptStatus(job, attempt.epoch, rank, phase, events, attempt.at if rank == 0 else 0, outcome), node
 
-    def settle(self) -> None:
+    def plan_until_stable(self) -> None:
         """Plan, and execute commands, until nothing changes any more at this moment. Raises PolyfleetError."""
-        self.report()
+        self.add_rank_events()
         for _ in range(MAX_PLANS):
             self._reply_all()
             before, start_s = self.control.planned_s, time.process_time()
@@ -143,7 +143,9 @@ class InstantFleet(ABC):
                 return
             beyond_few = max(0, len(self.control.records) - FREE_JOBS)
             self.now_s += min(MIN_INTERVAL_S + beyond_few * INTERVAL_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
-        raise PolyfleetError(f"the planner does not settle at {self.now_s:.0f} s", "report this with the trace")
+        raise PolyfleetError(
+            f"the planner finds no stable plan at {self.now_s:.0f} s", "report this as a bug, with the trace"
+        )
 
     def _execute(self) -> bool:
         """Execute the commands; return whether an attempt was started or stopped."""
@@ -157,7 +159,7 @@ class InstantFleet(ABC):
                 case c.Stop():
                     has_acted |= self._stop(command)
                 case c.Release():
-                    self.send(m.ReleaseAnswered(command.place, requested_s=command.requested_s))
+                    self.send(m.ReleaseAnswered(command.reservation_name, requested_s=command.requested_s))
                 case c.Fence():
                     self.send(
                         m.FenceAnswered(command.job, command.epoch, command.epoch, requested_s=command.requested_s)

@@ -16,7 +16,7 @@ from orchestrator.core.model import Event
 from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.attempt import SimulatedAttempt
-from orchestrator.simulate.consistency import find_contradictions, find_steps_back
+from orchestrator.simulate.consistency import find_contradictions, find_phase_regressions
 from orchestrator.simulate.overdue_flags import TimeLimits
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ SENTENCES = {
     "I16": "after an acknowledged cancel nothing of the job is placed",
     "I17": "a node of which Ray has lost count is restarted only if nothing runs on it",
     "I18": "the controller's state of an attempt is consistent",
-    "I19": "a fence that the controller raised itself is never taken for that of a newer attempt",
+    "I19": "a fence that the controller raised itself is never mistaken for that of a newer attempt",
     "I20": "devices that count as released are not reserved in Ray",
-    "I21": "the phase of a part never goes back",
+    "I21": "the phase of a part never returns to an earlier one",
     "I22": "a job with a user's error at launch ends and is not started again",
     "L1": "every job ends, or waits with a reason",
     "L2": "a job fails only if its own code or its user's request makes it fail",
@@ -121,35 +121,35 @@ class Checks:
 
     def check_transaction(self, events: Sequence[Event], before: Mapping[str, Record | None]) -> None:
         """Check a transaction. `before`: the records of its jobs before it."""
-        now = dict(before)
+        records = dict(before)
         for event in events:
             if event.event in OF_NODES:
                 continue
-            was = now.get(event.job)
-            if reason := ignored_reason(was, event):
+            previous = records.get(event.job)
+            if reason := ignored_reason(previous, event):
                 self.broken("I6", event.job, f"event {event.event} was stored and does not count: {reason}")
-            now[event.job] = after = apply(was, event)
-            if was is not None and after is not None:
-                self._check_event(event, was, after)
+            records[event.job] = after = apply(previous, event)
+            if previous is not None and after is not None:
+                self._check_event(event, previous, after)
 
-    def _check_event(self, event: Event, was: Record, after: Record) -> None:
-        if was.job.state in TERMINAL and after.job.state is not was.job.state:
-            self.broken("I6", event.job, f"{was.job.state} became {after.job.state} by {event.event}")
+    def _check_event(self, event: Event, before: Record, after: Record) -> None:
+        if before.job.state in TERMINAL and after.job.state is not before.job.state:
+            self.broken("I6", event.job, f"{before.job.state} became {after.job.state} by {event.event}")
         if event.event == "placed":
             self._check_placed(event, after)
         elif event.event == "preempted" and "by" in event.data:
-            self._preempted(event, was)
-        elif event.event == "checkpoint" and was.checkpoint and was.checkpoint["step"] > event.data["step"]:
-            self.broken("I12", event.job, f"checkpoint {event.data['step']} replaces {was.checkpoint['step']}")
-        if was.live_attempt is not None and after.live_attempt is None:
-            self._check_freed(was)
+            self._preempted(event, before)
+        elif event.event == "checkpoint" and before.checkpoint and before.checkpoint["step"] > event.data["step"]:
+            self.broken("I12", event.job, f"checkpoint {event.data['step']} replaces {before.checkpoint['step']}")
+        if before.live_attempt is not None and after.live_attempt is None:
+            self._check_freed(before)
 
-    def _check_freed(self, was: Record) -> None:
-        assert was.live_attempt is not None
-        for devices_id, numbers in was.live_attempt.allocation:
+    def _check_freed(self, before: Record) -> None:
+        assert before.live_attempt is not None
+        for devices_id, numbers in before.live_attempt.allocation:
             for number in numbers:
-                if self.allocation.pop((devices_id, number), None) != was.job.id:
-                    self.broken("I1", was.job.id, f"{devices_id} [{number}] was released although it was not held")
+                if self.allocation.pop((devices_id, number), None) != before.job.id:
+                    self.broken("I1", before.job.id, f"{devices_id} [{number}] was released although it was not held")
 
     def _check_placed(self, event: Event, record: Record) -> None:
         job, world = record.job, self.world
@@ -166,18 +166,20 @@ class Checks:
                     self.broken("I2", job.id, f"{devices_id} [{number}] is allocated to {holder}")
                 self.allocation[devices_id, number] = job.id
 
-    def check_step(self, was: Control, events: Sequence[Event], commands: Sequence[Command], control: Control) -> None:
-        """Check one step. `was`, `control`: state before and after it."""
+    def check_step(
+        self, before: Control, events: Sequence[Event], commands: Sequence[Command], control: Control
+    ) -> None:
+        """Check one step. `before`, `control`: state before and after it."""
         for event in events:
             if event.event == "placed":
-                self._check_placement(event, control.records[event.job], was)
+                self._check_placement(event, control.records[event.job], before)
             elif event.event == "refused":
-                self._check_refused(event, was)
+                self._check_refused(event, before)
             elif event.event == "overtaken" and not event.data["node"]:
                 self._raised_by_others(event)
         for command in commands:
             if isinstance(command, StoreReport):
-                self._reported(command, was)
+                self._reported(command, before)
             elif isinstance(command, Stop) and command.how != "preempt":
                 self._cancelled(command, control)
 
@@ -186,13 +188,13 @@ class Checks:
         if ray.fences.get(event.job) == epoch and ray.raised_by.get(event.job) == life:
             self.broken("I19", event.job, f"its fence is at {epoch}, where this server raised it")
 
-    def _check_refused(self, event: Event, was: Control) -> None:
-        """Check that a refused job cannot run on any live machine that the controller knows."""
-        job, known_ray_ids = (
-            was.records[event.job].job,
-            {node.ray_id for node in was.nodes.values() if not node.lost_reason},
+    def _check_refused(self, event: Event, before: Control) -> None:
+        """Check that a refused job cannot run on any live machine in the controller's state."""
+        job, live_ray_ids = (
+            before.records[event.job].job,
+            {node.ray_id for node in before.nodes.values() if not node.lost_reason},
         )
-        machines = [machine for machine in self.world.machines if machine.ray_id in known_ray_ids]
+        machines = [machine for machine in self.world.machines if machine.ray_id in live_ray_ids]
         for want in job.candidates:
             able = [machine.label for machine in machines if machine.could_run(job, want)]
             if want.nodes == 1 and able:
@@ -228,7 +230,7 @@ class Checks:
                 if part.outcome is None and silent_s > MAX_SILENT_S and not has_acted:
                     self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s without a reaction")
 
-    def _check_placement(self, event: Event, record: Record, was: Control) -> None:
+    def _check_placement(self, event: Event, record: Record, before: Control) -> None:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.allocation}
@@ -237,7 +239,7 @@ class Checks:
             self.broken("I3", event.job, f"holds {attempt.allocation} for {want}")
         for devices_id, numbers in attempt.allocation:
             name, _, kind = devices_id.partition("/")
-            node = was.nodes.get(name)
+            node = before.nodes.get(name)
             facts = node.facts if node and not node.lost_reason else None
             if facts is None or facts.pool != attempt.pool or max(numbers) >= len(facts.devices):
                 self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}, or is lost")
@@ -246,28 +248,30 @@ class Checks:
                 self.broken("I3", event.job, f"holds {numbers} of {devices_id}, but requested full nodes")
             if not any(pattern == "any" or matches_pattern(pattern, kind) for pattern in want.kinds):
                 self.broken("I10", event.job, f"{kind} is not one of {want.kinds}")
-            if name in was.drained:
+            if name in before.drained:
                 self.broken("I10", event.job, f"{devices_id} is drained")
 
     def _preempted(self, event: Event, victim: Record) -> None:
         by = self.world.server.control.records.get(event.data["by"])
         equal = by is not None and by.job.priority == victim.job.priority and may_be_preempted_by_equal(victim)
         if by is not None and by.job.priority <= victim.job.priority and not equal:
-            self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
+            self.broken("I11", event.job, f"priority {victim.job.priority} was preempted by priority {by.job.priority}")
         pair = (event.data["by"], event.job)
         self.preemptions[pair] = self.preemptions.get(pair, 0) + 1
         if self.preemptions[pair] > MAX_PREEMPTIONS:
             self.broken("L5", event.job, f"was preempted {MAX_PREEMPTIONS} times for {pair[0]}, which never started")
 
-    def check_cycle(self, was: Control, control: Control, messages: Iterable[Message], events: Sequence[Event]) -> None:
+    def check_cycle(
+        self, before: Control, control: Control, messages: Iterable[Message], events: Sequence[Event]
+    ) -> None:
         """Check the controller's state, also against the store for each job with an event in this cycle."""
         store = self.world.store
-        self._note_user_errors(was, messages)
+        self._note_user_errors(before, messages)
         for job, problem in find_contradictions(control):
             self.broken("I18", job, problem)
-        for job, problem in find_steps_back(was.attempts, control.attempts):
+        for job, problem in find_phase_regressions(before.attempts, control.attempts):
             self.broken("I21", job, problem)
-        self._released(was, control)
+        self._released(before, control)
         for job in {event.job for event in events if event.event not in OF_NODES}:
             stored, held = store.records[job], control.records.get(job)
             is_open = stored.job.state not in TERMINAL or stored.live_attempt is not None
@@ -278,19 +282,19 @@ class Checks:
             if (held is not None and held.live_attempt is not None) != (job in control.attempts):
                 self.broken("I8", job, "its attempt is not in the controller's table")
 
-    def _note_user_errors(self, was: Control, messages: Iterable[Message]) -> None:
+    def _note_user_errors(self, before: Control, messages: Iterable[Message]) -> None:
         """Note launches that failed for a user's error. A server that starts later does not know of them."""
         for message in messages:
             if isinstance(message, LaunchFailed) and message.kind == "user":
-                live = was.attempts.get(message.job)
+                live = before.attempts.get(message.job)
                 if live is not None and live.launching and live.epoch == message.epoch:
                     self.user_errors[message.job] = self.world.server.life
 
-    def _released(self, was: Control, control: Control) -> None:
-        if released := was.pending_releases.keys() - control.pending_releases.keys():
+    def _released(self, before: Control, control: Control) -> None:
+        if released := before.pending_releases.keys() - control.pending_releases.keys():
             used = {live.allocation_name for live in control.attempts.values()}
-            for place in sorted((released - used) & self.world.ray.reserved.keys()):
-                self.broken("I20", "", f"{place} counts as released but is reserved in Ray")
+            for name in sorted((released - used) & self.world.ray.reserved.keys()):
+                self.broken("I20", "", f"{name} counts as released but is reserved in Ray")
 
     def check_start(self, attempt: SimulatedAttempt) -> None:
         """Check processes of an attempt that start on a node."""
@@ -335,7 +339,7 @@ class Checks:
     def check_acknowledged(self, job: str, cancelled: bool) -> None:
         record = self.world.store.records.get(job)
         if record is None:
-            if job in self.world.acked:
+            if job in self.world.acknowledged:
                 self.broken("I6", job, "was acknowledged but is not in the store")
         elif cancelled and record.job.state not in TERMINAL:
             self.broken("I16", job, f"its cancel was acknowledged, but it is {record.job.state}")

@@ -19,7 +19,7 @@ NEVER_RAN, UNREADABLE = "never_ran", "unreadable"
 class JobRun:
     """A job that ran.
 
-    `held`: all attempts; `attempts`: those that started; `longest`: the one with most device time.
+    `attempts`: those of `all_attempts` that started; `longest`: the one with most device time.
 
     `end_s`: wall time of its end, or of the log's end if the job has not ended.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cluster.catalogue import EMULATED, model, require_known_kind
+from cluster.catalogue import EMULATED, model, resolve_kind
 from cluster.errors import UserError
 from orchestrator.core import fit
 from orchestrator.core.model import Candidate, Devices, Job
@@ -100,7 +100,7 @@ def with_full_names(fleet: Fleet, kinds: Iterable[str]) -> Fleet:
     """Replace names of kinds by those in the log or the catalogue. Raises UserError for an unknown name."""
     log_kinds = set(kinds)
     try:
-        names = [kind if kind in log_kinds else require_known_kind(kind) for kind in fleet.kinds]
+        names = [kind if kind in log_kinds else resolve_kind(kind) for kind in fleet.kinds]
     except UserError as e:
         raise UserError(
             f"--fleet: {e.message}", f"{e.remedy}; the log has {', '.join(sorted(log_kinds)[:20])}"

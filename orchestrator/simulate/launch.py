@@ -1,4 +1,4 @@
-"""Simulated launch: reserve devices, write the fence, and ask every node to start its part."""
+"""Simulated launch: reserve devices, write the fence, and request every node to start its part."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -27,25 +27,25 @@ def newest_epoch(error: Exception) -> int:
 class SimulatedLaunch:
     """One launch: reserve, fence, send the code, start all parts at once, report the result."""
 
-    def __init__(self, carrying: "SimulatedExecutor", command: c.Launch):
-        self.executor, self.command = carrying, command
-        self.server, self.world = carrying.server, carrying.world
+    def __init__(self, executor: "SimulatedExecutor", command: c.Launch):
+        self.executor, self.command = executor, command
+        self.server, self.world = executor.server, executor.world
         self.pending = len(command.orders)
         self.maybe_started: set[str] = set()
         self.unanswered: set[str] = set()
         self.errors: dict[str, Exception] = {}
 
-    def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
+    def fail(self, message: str, kind: str = "launch", newest: int = 0) -> None:
         nodes, failed = tuple(sorted(self.maybe_started)), tuple(sorted(self.unanswered))
         self.server.receive_external(
-            m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed)
+            m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, newest, failed)
         )
 
     def reserve(self, waited_s: float) -> None:
         """Reserve the devices; retry while others hold them, up to RESERVE_S."""
         command, ray, devices = self.command, self.world.ray, self._devices()
         if not ray.is_away and not devices & (self._reserved_devices() | ray.stuck):
-            ray.reserved[command.place] = devices
+            ray.reserved[command.reservation_name] = devices
             self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
         elif waited_s >= RESERVE_S:
             self._fail_reservation(devices)
@@ -53,7 +53,7 @@ class SimulatedLaunch:
             self.server.later(0.5, self.reserve, waited_s + 0.5)
 
     def _fail_reservation(self, devices: frozenset[tuple[str, int]]) -> None:
-        """Fail, with the nodes whose devices Ray has reserved, if Ray answers."""
+        """Fail, with the nodes whose devices Ray has reserved, unless Ray is away."""
         ray, reserved = self.world.ray, self._reserved_devices()
         names = {self.server.polling.agents.get(node, ""): node for node in self.command.nodes}
         lacking = {node for node, _ in devices & (reserved | ray.stuck)}
@@ -71,8 +71,8 @@ class SimulatedLaunch:
         )
 
     def _reserved_devices(self) -> frozenset[tuple[str, int]]:
-        """Devices that are reserved for other places."""
-        others = (held for place, held in self.world.ray.reserved.items() if place != self.command.place)
+        """Devices that are reserved under other names."""
+        others = (held for place, held in self.world.ray.reserved.items() if place != self.command.reservation_name)
         return frozenset(device for held in others for device in held)
 
     def fence(self) -> None:
@@ -89,13 +89,13 @@ class SimulatedLaunch:
             if error:
                 self.fail(error)
             elif refused(before):
-                self.fail(f"the fence stands at {before}", seen=before)
+                self.fail(f"the fence stands at {before}", newest=before)
             else:
                 self.server.later(world.rng.uniform(0.01, 0.3), self.send)
 
         def late() -> None:
             if not answered:
-                self.executor.fences.give_up(command.job, change)
+                self.executor.fences.withdraw(command.job, change)
                 self.fail("the fence cannot be written in time")
 
         answered: list[bool] = []

@@ -12,7 +12,7 @@ from orchestrator.core.throughput import Throughput
 from orchestrator.simulate.fleets import HOUR_S, Fleet
 from orchestrator.simulate.job_history import NEVER_RAN, UNREADABLE, JobRun, devices, job_run, largest_fleet, pools_of
 from orchestrator.simulate.kind_acceptance import JobRates, KindAcceptance, with_full_names
-from orchestrator.simulate.outcome import Outcome, rounded
+from orchestrator.simulate.outcome import ReplayFigures, rounded
 from orchestrator.simulate.traces import MAX_TIME_S, Trace
 
 MIN_DURATION_S = 1e-3
@@ -36,7 +36,7 @@ class Skipped(TypedDict):
     unreadable: int
 
 
-class LogOutcome(Outcome):
+class LogReplayFigures(ReplayFigures):
     """Figures of the simulated policy, and of the log itself."""
 
     as_it_was: AsItWas
@@ -65,7 +65,7 @@ class PastJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class JobStoreLog:
     """Contents of a job store.
 
     `unreadable`: number of jobs without a valid record. `newest_s`: newest event's time.
@@ -78,7 +78,7 @@ class Log:
     newest_s: float
 
 
-def convert_log(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float = np.inf) -> PastJobs:
+def convert_log(log: JobStoreLog, fleet: Fleet | None, since_s: float = -np.inf, until_s: float = np.inf) -> PastJobs:
     """Convert jobs submitted from `since_s` until before `until_s`.
 
     Raises UserError if none can be simulated.
@@ -116,7 +116,7 @@ def convert_log(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s
     )
 
 
-def with_log_figures(figures: Outcome, past_jobs: PastJobs, restart_s: float) -> LogOutcome:
+def with_log_figures(figures: ReplayFigures, past_jobs: PastJobs, restart_s: float) -> LogReplayFigures:
     return {
         **figures,
         "as_it_was": past_jobs.as_it_was,

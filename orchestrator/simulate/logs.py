@@ -17,7 +17,7 @@ from cluster.paths import home
 from orchestrator.benchmark import throughput
 from orchestrator.core.fold import Record
 from orchestrator.core.throughput import Key, Measured, Throughput
-from orchestrator.simulate.log_trace import Log
+from orchestrator.simulate.log_trace import JobStoreLog
 from orchestrator.store import database_setting, sqlite
 from orchestrator.store.backup import ROWS_AT_ONCE, snapshot, version_in
 from orchestrator.store.damaged_rows import DamagedDataError, DamageList, data_of, text_or_unknown
@@ -29,7 +29,7 @@ from orchestrator.store.schema import benchmark_lines, events, removals
 REMEDY = "name a server's home, its database, or a file of `polyfleet server backup`"
 
 
-def read_log(where: str) -> Log:
+def read_log(where: str) -> JobStoreLog:
     """Read the log in a home, database or backup file. Raises UserError if there is none."""
     url = _url(where)
     name = name_of(parse_url(url))
@@ -38,7 +38,7 @@ def read_log(where: str) -> Log:
             version_in(connection, name)
             records, unreadable = _records(connection)
             rates = Throughput(_rates(connection))
-            return Log(name, tuple(records), unreadable, rates, _newest_s(connection))
+            return JobStoreLog(name, tuple(records), unreadable, rates, _newest_s(connection))
     except sqlite.DamagedFile as e:
         raise UserError(f"--log: {e.message}", REMEDY) from None
 

@@ -56,7 +56,7 @@ class SimulatedNode:
         self.waiting: list[Callable[[], None]] = []
         self._watch: tuple[int, Mapping[str, tuple[int, str]], SendReply] | None = None
         self._watches = 0
-        self._answers = 0
+        self._replies = 0
         self._replied_s: dict[int, float] = {}
         self._facts_sent_s = -1e9
         self._facts: NodeFacts | None = None
@@ -86,7 +86,7 @@ class SimulatedNode:
         for attempt in self.attempts.values():
             if not attempt.ended:
                 attempt.thawed_s = now_s
-                self.world.after(2.5, self.world.alone, attempt)
+                self.world.after(2.5, self.world.check_alone, attempt)
         self.process_waiting()
 
     def process_waiting(self) -> None:
@@ -142,7 +142,7 @@ class SimulatedNode:
     def poll(
         self, generation: int, last_phases: Mapping[str, tuple[int, str]], reply_number: int, send_reply: SendReply
     ) -> None:
-        """Handle a poll by the server. `last_phases`: (cursor, phase) by key. A failing agent answers None.
+        """Handle a poll by the server. `last_phases`: (cursor, phase) by key. A failing agent replies None.
 
         `reply_number`: number of the newest reply that has arrived. Leases are renewed from the time of that reply, so
         that a delayed request cannot extend a lease.
@@ -165,7 +165,7 @@ class SimulatedNode:
         self._watches += 1
         self._watch = (self._watches, last_phases, send_reply)
         self.world.after(WATCH_S, self._poll_timeout, self._watches)
-        self.send_news()
+        self.send_updates()
 
     def lease_from(self, reply_number: int) -> float | None:
         """Time of the reply with number `reply_number`; None if this agent process did not give it."""
@@ -173,10 +173,10 @@ class SimulatedNode:
 
     def _poll_timeout(self, number: int) -> None:
         if self._watch and self._watch[0] == number:
-            self.call(lambda: self._answer(self._new_statuses(self._watch[1])) if self._watch else None)
+            self.call(lambda: self._reply(self._new_statuses(self._watch[1])) if self._watch else None)
 
-    def send_news(self) -> None:
-        """Answer the pending poll if there is something new."""
+    def send_updates(self) -> None:
+        """Reply to the pending poll if there is something new."""
         if not (
             self._watch
             and self.is_answering
@@ -186,7 +186,7 @@ class SimulatedNode:
             return
         number, last_phases, _ = self._watch
         if not self.gather_s or any(status.phase != last_phases.get(status.key, (0, ""))[1] for status in statuses):
-            self._answer(statuses)
+            self._reply(statuses)
         else:
             self.world.after(self.gather_s, self._poll_timeout, number)
 
@@ -194,7 +194,7 @@ class SimulatedNode:
         statuses = (attempt.status(*last_phases.get(key, (0, ""))) for key, attempt in self.attempts.items())
         return [status for status in statuses if status is not None]
 
-    def _answer(self, statuses: list[AttemptStatus]) -> None:
+    def _reply(self, statuses: list[AttemptStatus]) -> None:
         assert self._watch is not None
         send_reply, self._watch = self._watch[2], None
         now_s, facts = self.world.now_s, None
@@ -203,9 +203,9 @@ class SimulatedNode:
         send_reply((self._next_reply_number(), facts, tuple(statuses), frozenset(self.attempts), {}))
 
     def _next_reply_number(self) -> int:
-        self._answers += 1
-        self._replied_s = {**dict(list(self._replied_s.items())[-3:]), self._answers: self.world.now_s}
-        return self._answers
+        self._replies += 1
+        self._replied_s = {**dict(list(self._replied_s.items())[-3:]), self._replies: self.world.now_s}
+        return self._replies
 
     def start(self, generation: int, order: Order, number: int) -> None:
         """Start a part; idempotent.
@@ -223,7 +223,7 @@ class SimulatedNode:
         if fence > order.epoch:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
         if key in self.attempts or (
-            newest == order.epoch and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
+            newest == order.epoch and order.node_rank in self.world.removed_parts.get((order.job, order.epoch), ())
         ):
             return
         for attempt in list(self.attempts.values()):
@@ -235,7 +235,7 @@ class SimulatedNode:
         attempt = SimulatedAttempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
         self.attempts[key] = attempt
         self.world.started(attempt)
-        self.send_news()
+        self.send_updates()
 
     def stop(self, generation: int, job: str, epoch: int, mode: str) -> None:
         self.check_generation(generation)
@@ -243,12 +243,12 @@ class SimulatedNode:
             if attempt.job == job and attempt.epoch == epoch:
                 attempt.request_stop(mode)
 
-    def forget(self, generation: int, job: str, epoch: int) -> None:
+    def remove_files(self, generation: int, job: str, epoch: int) -> None:
         self.check_generation(generation)
         for key, attempt in list(self.attempts.items()):
             if (attempt.job, attempt.epoch) == (job, epoch) and attempt.ended:
                 del self.attempts[key]
-                self.world.forgotten.setdefault((job, epoch), set()).add(attempt.rank)
+                self.world.removed_parts.setdefault((job, epoch), set()).add(attempt.rank)
 
     def check_fences(self) -> None:
         """Renew leases by the fence while the server does not poll; stop attempts below their fence."""

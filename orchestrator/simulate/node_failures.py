@@ -37,7 +37,7 @@ class Outages:
         return self._due[0][0] if self._due else math.inf
 
     def until(self, now_s: float) -> Iterator[tuple[Node, bool]]:
-        """Yield (node, whether it goes down) for all changes until `now_s`."""
+        """Yield (node, True if it fails or False if it returns) for all changes until `now_s`."""
         while self._due and self._due[0][0] <= now_s:
             at_s, kind, node, down, by_chance = heappop(self._due)
             if by_chance:
@@ -67,7 +67,7 @@ class FailingNodes:
     """Places jobs on nodes that fail.
 
     `capacity` (kinds,): devices of nodes that are up. A gang is on one node if one has enough free devices, else on
-    several, found greedily. `failed`: number of failures of nodes.
+    several, chosen greedily. `failed`: number of failures of nodes.
     """
 
     def __init__(self, fleet: Fleet, failures: Failures):
@@ -91,7 +91,7 @@ class FailingNodes:
         return sorted(self._on[node])
 
     def place(self, jobs: dict[int, tuple[int, int]]) -> None:
-        """Place jobs, given as (kind, devices) by job, the largest first. There must be enough free devices."""
+        """Place jobs, the largest first. `jobs` are (kind, devices) by job. There must be enough free devices."""
         for job, (kind, devices) in sorted(jobs.items(), key=lambda item: (-item[1][1], item[0])):
             self._allocations[job] = kind, list(self._allocate(kind, devices))
             for node, _ in self._allocations[job][1]:
@@ -123,7 +123,7 @@ class FailingNodes:
         maximum = self._size[kind]
         while devices:
             if not maximum:
-                raise PolyfleetError(f"{devices} more devices were allocated than exist", "report this")
+                raise PolyfleetError(f"{devices} more devices were allocated than exist", "report this as a bug")
             result = self._free[kind].allocate(min(devices, maximum))
             if result is None:
                 maximum = min(devices, maximum) - 1

@@ -20,7 +20,7 @@ class Spread(TypedDict):
     p99: float
 
 
-class Outcome(TypedDict):
+class ReplayFigures(TypedDict):
     jobs: int
     policy: str
     mean_jct_h: float
@@ -44,11 +44,11 @@ class Outcome(TypedDict):
 
 def outcome(
     trace: Trace, fleet: Fleet, policy: str, replayed: Replayed, window: NDArray[np.bool_] | None = None
-) -> Outcome:
+) -> ReplayFigures:
     """Compute the figures. `window` (jobs,): jobs that the `window_*` figures are about."""
     jct_h = (replayed.end_s - trace.arrival_s) / HOUR_S
     isolated_h = trace.isolated_s / HOUR_S
-    figures: Outcome = {
+    figures: ReplayFigures = {
         "jobs": trace.jobs,
         "policy": policy,
         "mean_jct_h": rounded(jct_h.mean()),

@@ -66,7 +66,7 @@ class TimeLimits:
                 yield ("R7", live.job, live.epoch), limit_s, f"its attempt {live.epoch} keeps running unreported"
 
     def _is_reached(self, control: Control, live: LiveAttempt) -> bool:
-        """Whether the attempt's nodes answer and have it."""
+        """Whether the attempt's nodes respond and have it."""
         if live.superseded_reason or any(part.doubt or is_broken(part) for part in live.parts):
             return False
         now_s, nodes = self.world.server.now().s, (control.nodes.get(part.node) for part in live.parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.core import attempt_outcome, attempt_reports, attempt_stops, control, retry, suspicion
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import LiveAttempt, Part
+from orchestrator.core.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Draft
 from orchestrator.core.model import Job
@@ -19,12 +19,12 @@ Patch = tuple[Any, str, Any]
 
 
 def cut_off_for_ever() -> list[Patch]:
-    """One silence of a node is taken as the reason of every later failure."""
+    """One silence of a node counts as the reason of every later failure."""
     return [(LiveAttempt, "end_cut_off", lambda live, now_s: live)]
 
 
 def own_fence_taken_for_anothers() -> list[Patch]:
-    """After joining a cluster again, a fence that this server raised is taken for that of another one."""
+    """After joining a cluster again, a fence that this server raised is mistaken for that of another one."""
 
     def rejoined(draft: Draft) -> None:
         for live in draft.attempts.values():
@@ -46,7 +46,7 @@ def late_answers_believed() -> list[Patch]:
 def ended_parts_doubted() -> list[Patch]:
     """When the result of a launch is lost, parts that have already ended are also put in doubt."""
 
-    def after(live: LiveAttempt, rank: int, part: Part, failure: m.LaunchFailed, now_s: float) -> Part:
+    def after(live: LiveAttempt, rank: int, part: AttemptPart, failure: m.LaunchFailed, now_s: float) -> AttemptPart:
         return (
             replace(part, doubt=failure.message)
             if part.node in failure.maybe_started
@@ -61,14 +61,14 @@ def stops_begin_anew() -> list[Patch]:
     """Each repeated stop request resets the time since when an attempt should stop."""
     original = attempt_stops._request_stop
 
-    def ask(draft: Draft, job: str, node: str, mode: str) -> None:
+    def request_stop(draft: Draft, job: str, node: str, mode: str) -> None:
         before = draft.attempts[job].stop_requests.get(node)
         original(draft, job, node, mode)
         live = draft.attempts[job]
         if live.stop_requests.get(node) is not before and live.cancelled_s is not None:
             draft.attempts[job] = replace(live, cancelled_s=draft.now.s)
 
-    return [(attempt_stops, "_request_stop", ask)]
+    return [(attempt_stops, "_request_stop", request_stop)]
 
 
 def lowering_asked_for_once() -> list[Patch]:
@@ -77,11 +77,11 @@ def lowering_asked_for_once() -> list[Patch]:
 
 
 def any_release_believed() -> list[Patch]:
-    """The answer to an earlier release counts for a newer reservation of the same devices."""
+    """The reply to an earlier release counts for a newer reservation of the same devices."""
 
-    def released(draft: Draft, answer: m.ReleaseAnswered) -> None:
-        if not answer.error:
-            draft.pending_releases.pop(answer.place)
+    def released(draft: Draft, message: m.ReleaseAnswered) -> None:
+        if not message.error:
+            draft.pending_releases.pop(message.reservation_name)
 
     return [(control, "HANDLERS", control.HANDLERS | {m.ReleaseAnswered: released})]
 
@@ -102,20 +102,20 @@ def users_error_taken_for_a_lost_node() -> list[Patch]:
             draft.attempts[live.job] = live.begin_cut_off(failure.message, draft.now.s)
         attempt_stops.launch_failed(draft, failure)
 
-    def place(part: Part, first_failed_s: float | None) -> int:
+    def cause_rank(part: AttemptPart, first_failed_s: float | None) -> int:
         return 4 if attempt_outcome.is_user_error(part) else original(part, first_failed_s)
 
     handlers = control.HANDLERS | {m.LaunchFailed: launch_failed}
     never = lambda part: False  # noqa: E731
     return [
         (control, "HANDLERS", handlers),
-        (attempt_outcome, "_cause_rank", place),
+        (attempt_outcome, "_cause_rank", cause_rank),
         (attempt_stops, "is_user_error", never),
     ]
 
 
 def users_error_tried_again() -> list[Patch]:
-    """A user's error uses up a restart, although the next start fails in the same way."""
+    """A user's error uses up a restart, although the next start fails for the same reason."""
     original = retry.decide_retry
 
     def after(job: Job, ended: AttemptEnd) -> Decision:
@@ -130,7 +130,7 @@ def conflict_taken_for_a_newer_attempt() -> list[Patch]:
 
     def failed(launching: launch.SimulatedLaunch, cause: Exception) -> None:
         if isinstance(cause, launch.UploadConflict):
-            launching.fail(str(cause), seen=launching.command.epoch)
+            launching.fail(str(cause), newest=launching.command.epoch)
         else:
             original(launching, cause)
 

@@ -24,7 +24,7 @@ from orchestrator.core import (
     suspicion,
 )
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import LiveAttempt, Part
+from orchestrator.core.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.draft import Draft
 from orchestrator.core.fold import apply
 from orchestrator.core.gang import PlacementOption
@@ -41,11 +41,11 @@ def first_cause_forgotten() -> list[Patch]:
     """The broken connection of another part outranks the lost node that caused it."""
     original, order = attempt_outcome._cause_rank, {2: 4, 3: 4, 4: 2}
 
-    def place(part: Part, first_failed_s: float | None) -> int:
+    def cause_rank(part: AttemptPart, first_failed_s: float | None) -> int:
         rank = original(part, first_failed_s)
         return order.get(rank, rank)
 
-    return [(attempt_outcome, "_cause_rank", place)]
+    return [(attempt_outcome, "_cause_rank", cause_rank)]
 
 
 def cancel_loses_its_release() -> list[Patch]:
@@ -62,15 +62,18 @@ def cancel_loses_its_release() -> list[Patch]:
 def launch_answers_dropped() -> list[Patch]:
     """The result of a launch is lost if it arrives while no fleet is joined."""
 
-    def heeded(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
+    def only_if_joined(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
         return lambda draft, message: handler(draft, message) if draft.control.is_joined else None
 
-    answers = {m.Launched: heeded(attempt_stops.launched), m.LaunchFailed: heeded(attempt_stops.launch_failed)}
-    return [(control, "HANDLERS", control.HANDLERS | answers)]
+    handlers = {
+        m.Launched: only_if_joined(attempt_stops.launched),
+        m.LaunchFailed: only_if_joined(attempt_stops.launch_failed),
+    }
+    return [(control, "HANDLERS", control.HANDLERS | handlers)]
 
 
 def silence_never_missed() -> list[Patch]:
-    """The controller waits for ever for an agent that does not answer."""
+    """The controller waits for ever for a silent agent."""
     return [(suspicion, "NODE_SILENT_S", 1e9), (membership, "AGENT_HUNG_S", 1e9), (nodes, "NODE_SILENT_S", 1e9)]
 
 

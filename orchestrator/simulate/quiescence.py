@@ -62,7 +62,7 @@ def _work_s(world: "Simulation") -> float:
 def find_unsettled(world: "Simulation") -> tuple[str, str, str] | None:
     """Find the first problem: (law, job, sentence); None if everything has settled."""
     control = world.server.control
-    if lost := sorted(world.acked - world.store.records.keys()):
+    if lost := sorted(world.acknowledged - world.store.records.keys()):
         return "I6", lost[0], "was acknowledged but is not in the store"
     for record in control.records.values():
         job = record.job

@@ -1,4 +1,4 @@
-"""Simulated Ray: a node list that lags, a key-value store that may not answer, and reservations."""
+"""Simulated Ray: a node list that lags, a key-value store that may not respond, and reservations."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class SimulatedRay:
     """Ray's state.
 
-    `reserved`: devices (Ray id, number) by place. `stuck`: devices reserved for nothing.
+    `reserved`: devices (Ray id, number) by name of the reservation. `stuck`: devices reserved for nothing.
 
     `requested_nodes`: number of nodes requested from the autoscaler. `fences`: fences in Ray's store; `folder`: those
     on the server's machine, which ranks read before they save; `raised_by`: life of the server that raised each.
@@ -71,9 +71,9 @@ class SimulatedRay:
         self.listed.pop(ray_id, None)
         self.node_by_id.pop(ray_id, None)
         self.stuck = {(node, number) for node, number in self.stuck if node != ray_id}
-        for place, devices in list(self.reserved.items()):
+        for name, devices in list(self.reserved.items()):
             if any(node == ray_id for node, _ in devices):
-                self.reserved.pop(place)
+                self.reserved.pop(name)
 
     def declare_dead(self, machine: "SimulatedNode") -> None:
         """Declare a frozen or cut off node dead; its raylet ends as soon as it learns of that."""
@@ -85,7 +85,7 @@ class SimulatedRay:
         return tuple(row for ray_id, row in self.listed.items() if ray_id not in self.hidden)
 
     def lose_all(self, keeps_fences: bool) -> None:
-        """Lose the head permanently; a new one knows nothing."""
+        """Lose the head permanently; a new one starts empty."""
         self.listed.clear()
         self.node_by_id.clear()
         self.reserved.clear()

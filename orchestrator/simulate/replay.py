@@ -48,7 +48,7 @@ class Stays:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class FailureCounts:
     """Number of failures until the last job ended, jobs that they stopped, and lost device-seconds.
 
     Lost are those that a stopped job held since its last checkpoint or its placement.
@@ -75,7 +75,7 @@ class Replayed:
     present: Integers
     planning_s: Floats
     wall_s: float
-    faults: Faults | None = None
+    faults: FailureCounts | None = None
 
 
 def replay(
@@ -101,7 +101,7 @@ def check_policy(policy: str) -> None:
 class _Replay:
     """State of a replay.
 
-    `left`: remaining steps; `option`: kind that a job runs on; `moves_s`: progress starts.
+    `left`: remaining steps; `option`: kind that a job runs on; `progress_start_s`: progress starts.
     """
 
     def __init__(self, trace: Trace, fleet: Fleet, policy: str, restart_s: float, factors: Floats):
@@ -109,7 +109,7 @@ class _Replay:
         jobs, self.kinds = trace.jobs, len(fleet.kinds)
         self.left = trace.steps.copy()
         self.option = np.full(jobs, WAITS, np.int64)
-        self.moves_s, self.end_s = np.zeros(jobs), np.full(jobs, np.nan)
+        self.progress_start_s, self.end_s = np.zeros(jobs), np.full(jobs, np.nan)
         self.placed_s = np.zeros(jobs)
         self.stays: list[tuple[Integers, Integers, Floats, Floats]] = []
         self.isolated_s = trace.isolated_s * factors
@@ -127,7 +127,7 @@ class _Replay:
     def run(self) -> Replayed:
         start_s = time.perf_counter()
         while self.submitted < self.trace.jobs or len(self.present):
-            self._to_the_next_event()
+            self._advance_to_next_event()
             if len(self.present) and self.capacity.any():
                 self._decide()
             self._keep_history()
@@ -135,13 +135,13 @@ class _Replay:
         at_s, used, waiting, present = (np.array(arrays) for arrays in zip(*self.history, strict=True))
         planning_s = np.array(self.planning_s)
         stays = Stays(*(np.concatenate(arrays) for arrays in zip(*self.stays, strict=True)))
-        faults = Faults(self.nodes.failed, self.stopped, self.lost_device_s) if self.nodes else None
+        faults = FailureCounts(self.nodes.failed, self.stopped, self.lost_device_s) if self.nodes else None
         return Replayed(self.end_s, stays, at_s, used, waiting, present, planning_s, wall_s, faults)
 
-    def _to_the_next_event(self) -> None:
+    def _advance_to_next_event(self) -> None:
         running = self.present[self.option[self.present] != WAITS]
         rate = self.trace.rate[self.option[running], running]
-        since_s = np.maximum(self.moves_s[running], self.now_s)
+        since_s = np.maximum(self.progress_start_s[running], self.now_s)
         ends_s = since_s + self.left[running] / rate
         planned_s = min(float(ends_s.min(initial=np.inf)), self._next_arrival_s())
         if planned_s == np.inf and not (self.nodes and self.nodes.any_down):
@@ -178,8 +178,8 @@ class _Replay:
         """Take failed nodes out and bring repaired ones back. Raises UserError after MAX_FAILURES in vain."""
         if (nodes := self.nodes) is None:
             return
-        for node, goes_down in nodes.outages.until(self.now_s):
-            if goes_down:
+        for node, is_failure in nodes.outages.until(self.now_s):
+            if is_failure:
                 stopped_jobs = np.array(nodes.jobs_on(node), np.int64)
                 self._lose(stopped_jobs)
                 self._stop(stopped_jobs)
@@ -196,7 +196,7 @@ class _Replay:
         The first checkpoint is one period after progress began.
         """
         rate = self.trace.rate[self.option[jobs], jobs]
-        ran_s = np.maximum(self.now_s - self.moves_s[jobs], 0.0)
+        ran_s = np.maximum(self.now_s - self.progress_start_s[jobs], 0.0)
         has_saved = ran_s >= self.checkpoint_s
         if self.trace.unsaved is not None:
             has_saved &= ~self.trace.unsaved[jobs]
@@ -213,7 +213,7 @@ class _Replay:
         self._reset_failure_count(self.submitted - first)
 
     def _reset_failure_count(self, changed: int) -> None:
-        """Jobs came or ended: start counting failures without progress again."""
+        """Count failures without progress from now on, since jobs came or ended."""
         if self.nodes and changed:
             self.failed_before = self.nodes.failed
 
@@ -232,7 +232,7 @@ class _Replay:
         if self.nodes:
             self.nodes.place({j: (int(self.option[j]), int(self.trace.gang[j])) for j in started.tolist()})
         self.placed_s[started] = self.now_s
-        self.moves_s[started] = self.now_s + self.restart_s
+        self.progress_start_s[started] = self.now_s + self.restart_s
 
     @property
     def capacity(self) -> Integers:

@@ -50,7 +50,7 @@ class Row:
             return int(value)
         nearest_valid = max(minimum, round(value)) if abs(value) < 10**MAX_DIGITS else minimum
         raise self.error(
-            field, f"{text!r} is not a whole number of {minimum} or more", f"the nearest valid is {nearest_valid}"
+            field, f"{text!r} is not an integer of {minimum} or more", f"the nearest valid is {nearest_valid}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A short scenario with every kind of event and command, whose jobs always end the same way.
+"""A short scenario with every kind of event and command, whose jobs always end in the same states.
 
 Tests run it repeatedly: with a crash at each point, with doubled messages, and with clocks that jump.
 """
@@ -52,7 +52,7 @@ class Scenario(Simulation):
         super()._begin()
         for job in JOBS:
             self.after(job.at_s, self._submit, job)
-        for at_s, act in ACTS:
+        for at_s, act in ACTIONS:
             self.after(at_s, act, self)
         for at_s, offset_s in enumerate(self._clocks, start=3):
             self.after(5.0 * at_s, self._set_clock, offset_s)
@@ -77,7 +77,7 @@ class Scenario(Simulation):
             self.users.cancel(job)
             self.after(3.0, self.cancel, job)
 
-    def tell(self) -> dict[str, str]:
+    def final_states(self) -> dict[str, str]:
         """Run the scenario and return the final state of every job. Raises Broken."""
         self.clock.run(self.now_s + DURATION_S, 10**9)
         self.healed = True
@@ -125,24 +125,24 @@ def migrate(world: Scenario) -> None:
 
 def agent_hangs(world: Scenario) -> None:
     world.machines[2].agent_stopped = True
-    world.after(30.0, world.injector.agent_goes_on, world.machines[2])
+    world.after(30.0, world.injector.agent_continues, world.machines[2])
 
 
 def cut(world: Scenario) -> None:
     world.injector.cut(world.machines[1], both=True)
 
 
-def newer_elsewhere(world: Scenario) -> None:
-    """Let nodes have seen an epoch that is not in the log, as after a restore of an older backup."""
+def raise_newest_epoch(world: Scenario) -> None:
+    """Let nodes have an epoch that is not in the log, as after a restore of an older backup."""
     for machine in world.machines:
         machine.newest_epochs["overtaken"] = 3
 
 
-def server_again(world: Scenario) -> None:
+def restart_server(world: Scenario) -> None:
     world.server.kill()
 
 
-def raylet_again(world: Scenario) -> None:
+def restart_raylet(world: Scenario) -> None:
     world.injector.raylet_out(world.machines[0])
 
 
@@ -150,16 +150,16 @@ def ray_withholds(world: Scenario) -> None:
     world.ray.stuck.add((world.machines[3].ray_id, 0))
 
 
-ACTS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (
+ACTIONS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (
     (20.0, migrate),
     (21.0, lambda world: world.cancel("cancelled")),
     (25.0, lambda world: world.server.receive(m.DrainRequested("cpu-0", "service", now=True))),
     (30.0, lambda world: world.server.receive(m.ResumeRequested("cpu-0"))),
     (31.0, lambda world: world.server.receive(m.ResumeRequested("cpu-9"))),
-    (33.0, raylet_again),
+    (33.0, restart_raylet),
     (35.0, lambda world: world.server.receive(m.PartUnreadable("plain", 9, 0, "it is of no attempt"))),
-    (38.0, newer_elsewhere),
-    (45.0, server_again),
+    (38.0, raise_newest_epoch),
+    (45.0, restart_server),
     (55.0, cut),
     (70.0, agent_hangs),
     (71.0, ray_withholds),

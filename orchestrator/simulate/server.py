@@ -81,7 +81,7 @@ class SimulatedServer:
         self.clock_s = self.world.rng.uniform(0.0, 1e5)
         self.generation = self.store.next_generation(max(g.generation for g in self.world.machines))
         records = self.store.open()
-        self.control = core.control_from_log(records, self.store.drained(), self.store.told_at, self.now())
+        self.control = core.control_from_log(records, self.store.drained(), self.store.last_position, self.now())
         self.later(0.2, self._tick)
         self.later(0.3, self._list)
         self.later(5.0, self._reserved)
@@ -121,7 +121,7 @@ class SimulatedServer:
             self.kill()
 
     def pass_crash_point(self, point: str) -> None:
-        """Pass a crash point. Raises Dead if the world wants the process to end here."""
+        """Pass a crash point. Raises ProcessEnded if the world wants the process to end here."""
         if self.world.crashes_at(point):
             raise ProcessEnded(point)
 
@@ -174,10 +174,10 @@ class SimulatedServer:
         for group in _group([message for message, _ in received]):
             for message in group:
                 self.world.add_trace(message, now.s)
-            was = control
-            control, step_events, step_commands = self._step(was, group, now)
+            before = control
+            control, step_events, step_commands = self._step(before, group, now)
             if step_events or step_commands:
-                self.world.checks.check_step(was, step_events, step_commands, control)
+                self.world.checks.check_step(before, step_events, step_commands, control)
             events += step_events
             commands += step_commands
         try:
@@ -196,8 +196,8 @@ class SimulatedServer:
             self.later(RETRY_S, self._cycle)
             return
         self._is_in_cycle = False
-        was, self.control = self.control, control
-        self.world.checks.check_cycle(was, control, [message for message, _ in received], events)
+        before, self.control = self.control, control
+        self.world.checks.check_cycle(before, control, [message for message, _ in received], events)
         for _, on_done in received:
             if on_done:
                 on_done()
@@ -245,7 +245,7 @@ class SimulatedServer:
             if is_over:
                 self.polling.agents = {}
                 self._executor.agent_ids = {}
-            self.receive(m.ClusterParted(is_over))
+            self.receive(m.ClusterLeft(is_over))
         elif not self.joined and not ray.is_away:
             self.joined, self._head = True, ray.head
             self.receive(m.ClusterJoined())

@@ -45,7 +45,7 @@ class SimulatedStore:
     def report(self, job: str, epoch: int, at: int) -> None:
         self.positions[job, epoch] = max(at, self.positions.get((job, epoch), 0))
 
-    def told_at(self, job: str, epoch: int) -> int:
+    def last_position(self, job: str, epoch: int) -> int:
         return self.positions.get((job, epoch), 0)
 
     def open(self) -> list[Record]:

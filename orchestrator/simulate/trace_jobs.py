@@ -29,7 +29,7 @@ def with_backend(kind: str) -> str:
 
 
 def facts(node: str, kind: str, devices: int) -> NodeFacts:
-    """Facts of a node as its agent reports them. All nodes share one storage."""
+    """Facts of a node as its agent sends them. All nodes share one storage."""
     full_kind = with_backend(kind)
     backend = full_kind.partition(":")[0]
     node_devices = tuple(Device(backend, full_kind, index, kind, total_memory_bytes=GIB) for index in range(devices))
@@ -106,7 +106,7 @@ class TraceJobs:
         )
 
     def _candidates(self, job: int) -> Iterator[Candidate]:
-        """Yield one candidate for all kinds on which the gang is divided in the same way."""
+        """Yield a candidate for each division of the gang among nodes, with the kinds that need that division."""
         kinds_by_division: dict[tuple[int, int], list[str]] = {}
         for number, kind in enumerate(self.fleet.kinds):
             if self.trace.rate[number, job]:

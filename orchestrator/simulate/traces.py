@@ -86,8 +86,10 @@ def read_window(text: str, trace: Trace) -> NDArray[np.bool_]:
     """(jobs,) mask of jobs with an id from a to below b, for the text `a:b`. Raises UserError."""
     start, colon, stop = (part.strip() for part in text.partition(":"))
     first, end = int(trace.job_id.min()), int(trace.job_id.max()) + 1
-    if not (colon and all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in (start, stop))):
-        raise UserError(f"--window: {text!r} is not a:b with two whole numbers", f"write it like {first}:{end}")
+    if not (
+        colon and all(number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS for number in (start, stop))
+    ):
+        raise UserError(f"--window: {text!r} is not a:b with two integers", f"write it like {first}:{end}")
     a, b = int(start), int(stop)
     in_window = np.asarray((trace.job_id >= a) & (trace.job_id < b))
     if a < first or b > end or not in_window.any():

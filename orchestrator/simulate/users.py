@@ -22,7 +22,7 @@ FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
 class Script:
     """What a job's code does.
 
-    `work_s`: its work. `fails`: failures as (start, node rank, seconds after, kind).
+    `work_s`: its work. `failures`: (start, node rank, seconds after, kind).
 
     `refused_rank`: node rank that cannot start its part because of a user's error; -1: none.
     """
@@ -72,14 +72,14 @@ def make(rng: Random, number: int) -> tuple[Job, Script]:
         submitted_s=rng.uniform(0, 1e9),
         recovery=recovery(rng),
     )
-    fails: tuple[tuple[int, int, float, str], ...] = ()
+    failures: tuple[tuple[int, int, float, str], ...] = ()
     if rng.random() < 0.25:
         rank = rng.randrange(max(w.nodes for w in wants))
-        fails = tuple((n, rank, rng.uniform(0.1, 4.0), rng.choice(FAILURES)) for n in range(rng.choice((1, 2))))
+        failures = tuple((n, rank, rng.uniform(0.1, 4.0), rng.choice(FAILURES)) for n in range(rng.choice((1, 2))))
     wants_end = job.recovery.max_interruptions >= 0 or job.recovery.on_disconnect == "stop"
     missing = rng.random() < 0.1
-    may_fail = bool(fails) or wants_end or missing
-    return job, Script(rng.choice((0.5, 3.0, 12.0, 40.0, 90.0)), fails, may_fail, missing)
+    may_fail = bool(failures) or wants_end or missing
+    return job, Script(rng.choice((0.5, 3.0, 12.0, 40.0, 90.0)), failures, may_fail, missing)
 
 
 class Users:
@@ -119,7 +119,7 @@ class Users:
         `twice`: the response is lost, and the client repeats the request later.
         """
         if self.world.server.submit(job):
-            self.world.acked.add(job.id)
+            self.world.acknowledged.add(job.id)
         else:
             self.world.after(2.0, self.send, job)
         if twice:
@@ -127,7 +127,7 @@ class Users:
 
     def _send_again(self, job: Job) -> None:
         """Repeat a request, unless the store was restored to before it: it would then be a new job."""
-        if job.id in self.world.acked:
+        if job.id in self.world.acknowledged:
             self.send(job)
 
     def _make_request(self) -> None:

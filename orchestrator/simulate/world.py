@@ -35,8 +35,8 @@ class Simulation:
         self.processes: dict[str, list[SimulatedAttempt]] = {}
         self.starts: dict[str, list[int]] = {}
         self.steps: dict[str, int] = {}
-        self.forgotten: dict[tuple[str, int], set[int]] = {}
-        self.acked: set[str] = set()
+        self.removed_parts: dict[tuple[str, int], set[int]] = {}
+        self.acknowledged: set[str] = set()
         self.cancelled: set[str] = set()
         self.moved: set[str] = set()
         self.unreadable: set[str] = set()
@@ -120,7 +120,7 @@ class Simulation:
         self.checks.check_commit(attempt)
         self.steps[attempt.job] = max(attempt.step, self.steps.get(attempt.job, 0))
 
-    def alone(self, attempt: SimulatedAttempt) -> None:
+    def check_alone(self, attempt: SimulatedAttempt) -> None:
         self.checks.check_alone(attempt)
 
     def disconnect_others(self, ended: SimulatedAttempt) -> None:
@@ -188,7 +188,7 @@ class Simulation:
         self.store.restore(self.rng.randrange(max(1, len(log) - 40), len(log)))
         self.checks.restored()
         records = self.store.records
-        self.acked &= records.keys()
+        self.acknowledged &= records.keys()
         self.cancelled = {job for job in self.cancelled if job in records and records[job].job.state == "CANCELLED"}
 
     def run(self, events: int) -> Violation | None:

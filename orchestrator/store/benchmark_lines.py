@@ -1,4 +1,4 @@
-"""Store the lines of benchmark runs: appended while a run measures, read by reports at any later time."""
+"""Store the lines of benchmark runs: appended while a run measures, read by benchmark reports at any later time."""
 
 import threading
 import time
@@ -71,14 +71,18 @@ class BenchmarkLines:
         "results": number of results}."""
         ends = (
             select(table)
-            .where(table.c.line.in_((*RUN_LINES, *(OLD_LINES[word] for word in RUN_LINES if word in OLD_LINES))))
+            .where(table.c.line.in_((*RUN_LINES, *(OLD_LINES[kind] for kind in RUN_LINES if kind in OLD_LINES))))
             .order_by(table.c.seq)
         )
-        cells = self.result_counts()
+        result_counts = self.result_counts()
         by_run: dict[str, Data] = {}
         with self._database.reading() as connection:
             for row in connection.execute(ends):
                 run_lines = by_run.setdefault(row.run, {"run": row.run, **dict.fromkeys(RUN_LINES)})
                 if line := self._line(row):
                     run_lines[line["line"]] = line | {"time": row.time}
-        return [run_lines | {"results": cells.get(run, 0)} for run, run_lines in by_run.items() if run_lines["started"]]
+        return [
+            run_lines | {"results": result_counts.get(run, 0)}
+            for run, run_lines in by_run.items()
+            if run_lines["started"]
+        ]

@@ -1,4 +1,4 @@
-"""Report and leave out rows that cannot be read, e.g. after a disk error or a change by another program or by hand."""
+"""Record and skip rows that cannot be read, e.g. after a disk error or a change by another program or by hand."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from orchestrator.store.codec import decode
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 1000
-"""Rows that are kept in detail; further ones are only counted."""
+"""Rows that are recorded in detail; further ones are only counted."""
 
 
 class DamagedDataError(ValueError):
@@ -36,7 +36,7 @@ class DamagedRow:
 
 
 class DamageList:
-    """Damaged rows found since the start. Thread-safe."""
+    """Damaged rows since the start. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -55,7 +55,7 @@ class Database:
             self._resources = opened.pop_all()
 
     def connect(self) -> Connection:
-        """Connection for the thread that writes. Raises FleetError if another server has taken the database over, or
+        """Connection for the thread that writes. Raises FleetError if another server now controls the database, or
         its file no longer exists.
         """
         self.check_file()

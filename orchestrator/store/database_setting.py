@@ -45,7 +45,7 @@ def name_of_database(home: Path) -> str:
 
 def open_store(home: Path) -> "EventStore":
     """Open the home's store. A database other than the default is recorded in the home, without its password: a server
-    that is started later without the variable then asks for the password, instead of opening an empty database.
+    that is started later without the variable then requires the password, instead of opening an empty database.
     """
     from orchestrator.store.database import name_of, parse_url
     from orchestrator.store.event_store import EventStore

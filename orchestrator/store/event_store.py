@@ -93,7 +93,7 @@ class EventStore:
 
     def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
         """Append events and return their numbers, in order. They and the rows of their jobs are durable when it
-        returns; if it raises, none is stored. With `strict`, raises EventIgnored if one of them is not valid for its
+        returns; if it raises, none is stored. With `strict`, raises InvalidEvent if one of them is not valid for its
         job.
         """
         numbers: list[int] = self._writer.submit(make_unit(new, strict)) if new else []
@@ -136,11 +136,11 @@ class EventStore:
     def events_of(self, job: str) -> list[Event]:
         return self._events(select(events).where(events.c.job == job), None)
 
-    def mark_damaged(self, job: str, why: str) -> None:
+    def mark_damaged(self, job: str, reason: str) -> None:
         """Mark the history of `job` as damaged, durably."""
-        statement = jobs.update().where(jobs.c.id == job).values(damaged=why)
+        statement = jobs.update().where(jobs.c.id == job).values(damaged=reason)
         self._writer.submit(UnitOfWork(action=lambda connection: connection.execute(statement)))
-        self.jobs.damaged[job] = why
+        self.jobs.damaged[job] = reason
 
     def refresh(self, after: int) -> int | None:
         """Rebuild, from their events, rows of some ended jobs numbered above `after` that another version wrote. Return
@@ -254,7 +254,7 @@ class EventStore:
                 try:
                     by_job[row.id] = data_of(row.metrics) if row.metrics is not None else {}
                 except DamagedDataError:
-                    continue  # reported when the reports themselves are read
+                    continue  # recorded as damage when the rows themselves are read
         return {job: data for job, data in by_job.items() if data}
 
     def _events(self, query: Select[Any], limit: int | None) -> list[Event]:
@@ -288,7 +288,7 @@ class EventStore:
 
 
 def _checkpoint_offset(checkpoint: str | None) -> int:
-    """Offset in a checkpoint event's data; 0 if unreadable, which reading the job's history reports."""
+    """Offset in a checkpoint event's data; 0 if unreadable, which reading the job's history records as damage."""
     try:
         at = data_of(checkpoint).get("at", 0) if checkpoint is not None else 0
     except DamagedDataError:
@@ -298,9 +298,9 @@ def _checkpoint_offset(checkpoint: str | None) -> int:
 
 def _increase_counter(connection: Connection, name: str, floor: int, step: int) -> int:
     """The next value of a counter: `step` above the last one, and above `floor`."""
-    mine = counters.c.name == name
-    value = connection.scalar(select(counters.c.value).where(mine))
+    condition = counters.c.name == name
+    value = connection.scalar(select(counters.c.value).where(condition))
     after = max(value or 0, floor) + step
     changed = counters.insert().values(name=name, value=after)
-    connection.execute(changed if value is None else counters.update().where(mine).values(value=after))
+    connection.execute(changed if value is None else counters.update().where(condition).values(value=after))
     return after

@@ -56,7 +56,7 @@ class IdempotentRequest:
 class IdempotentRequests:
     """Processes idempotent requests. Thread-safe: a request whose key is in use waits for the first one, at most
     MAX_WAIT_S, then gets CommitPending. Keys of requests that got CommitPending stay in use until their outcome is
-    known.
+    final.
     """
 
     def __init__(self, database: Database, writer: StoreWriter, damage: DamageList):

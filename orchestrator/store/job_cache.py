@@ -23,8 +23,10 @@ class InvalidEvent(PolyfleetError):
     """An event that is not valid in the job's state: the code that wrote it did not check the job first."""
 
     def __init__(self, job: str, event: str, why: str):
-        super().__init__(f"event {event!r} of {job} is not valid: {why}", "nothing was stored; report this as a bug")
-        self.why = why
+        super().__init__(
+            f"event {event!r} of {job} is not valid: {why}", "nothing was stored; this is a bug in Polyfleet"
+        )
+        self.reason = why
         self.args = (job, event, why)
 
 
@@ -46,17 +48,17 @@ class Batch:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event], strict: bool) -> None:
-        """Apply `events`, except invalid ones. With `strict`, raise EventIgnored if any is invalid, and apply none."""
+        """Apply `events`, except invalid ones. With `strict`, raise InvalidEvent if any is invalid, and apply none."""
         changed: dict[str, Record] = {}
         new: dict[str, int] = {}
         for event in events:
             if event.job.startswith(NODE_PREFIX):
                 continue
             record = changed.get(event.job) or self.after.get(event.job) or self._before(event.job)
-            why, after = apply_event(record, event)
-            if why and strict:
-                raise InvalidEvent(event.job, event.event, why)
-            if after is not None and not why:
+            reason, after = apply_event(record, event)
+            if reason and strict:
+                raise InvalidEvent(event.job, event.event, reason)
+            if after is not None and not reason:
                 changed[event.job] = after
                 if record is None:
                     new[event.job] = event.seq
@@ -70,8 +72,8 @@ class Batch:
 def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None]:
     """(why the event is invalid or "", the record after it)."""
     try:
-        why = ignored_reason(record, event)
-        return (why, record) if why else ("", apply(record, event))
+        reason = ignored_reason(record, event)
+        return (reason, record) if reason else ("", apply(record, event))
     except Exception as e:  # applying data that another program wrote may raise anything
         return repr(e), record
 
@@ -79,11 +81,11 @@ def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None
 class JobCache:
     """Records of all open jobs and of the most recently used ended ones. Thread-safe for reading."""
 
-    def __init__(self, ended_kept: int = MAX_ENDED) -> None:
+    def __init__(self, max_ended: int = MAX_ENDED) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, Record] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
-        self._max_ended = ended_kept
+        self._max_ended = max_ended
 
     def get(self, job: str) -> Record | None:
         with self._lock:

@@ -178,7 +178,7 @@ class JobTable:
             return list(connection.scalars(query.limit(MAX_PREFIX_MATCHES)))
 
     def newest_containing(self, text: str) -> str:
-        """Id of the newest job whose data contains `text`, "" if there is none. Reads rows until it is found."""
+        """Id of the newest job whose data contains `text`, "" if there is none. Reads rows until the first match."""
         query = select(jobs.c.id).where(jobs.c.data.contains(text, autoescape=True)).order_by(jobs.c.number.desc())
         with self._database.reading() as connection:
             return connection.scalar(query.limit(1)) or ""
@@ -245,7 +245,7 @@ class JobTable:
         try:
             return data_of(row.metrics) if row.metrics is not None else {}
         except DamagedDataError:
-            return {}  # reported when the reports themselves are read
+            return {}  # recorded as damage when the rows themselves are read
 
 
 def _numbers_query(states: set[str], name: str, top: int, limit: int) -> Select[Any]:

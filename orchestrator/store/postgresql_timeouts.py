@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL with a time limit for each call: a stopped or hanging server never answers, and the driver
+"""Connections to PostgreSQL with a time limit for each call: a stopped or hanging server never responds, and the driver
 has no time limit. Imported only if PostgreSQL is used, since psycopg may be missing.
 """
 
@@ -18,7 +18,7 @@ MAX_WAIT_S = 60.0
 
 class TimeLimitedConnection(psycopg.Connection[Any]):
     """Connection with a limit in seconds for each call, such as a statement with its complete result (None: no limit).
-    After it the connection is shut down, which the call reports as a lost connection.
+    After it the connection is shut down, which the call raises as a lost connection.
     """
 
     limit_s: float | None = MAX_WAIT_S

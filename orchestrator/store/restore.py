@@ -28,7 +28,7 @@ class Backup:
 
 
 def restore(url: str, file: Path, replace_other: bool = False) -> str:
-    """Make `file` the store. Return the name under which the previous one is kept, "" if there was none.
+    """Make `file` the store. Return the new name of the previous one, "" if there was none.
 
     Raises UserError for a file that is not a backup, Conflict for a backup of another store unless `replace_other`,
     FleetError if a server has the database open, or the file is damaged or newer. The store is then unchanged.
@@ -101,7 +101,7 @@ def _stage(backup: Backup, staged: Path) -> None:
 
 
 def _replace(path: Path, staged: Path) -> str:
-    """Replace the store; return the name of the previous one, which stays in place until the last step, a rename."""
+    """Replace the store; return the name of the previous one, which stays unchanged until the last step, a rename."""
     log_files = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
     previous = path.with_name(f"{path.stem}-replaced-{database_file_copy.stamp()}.db")
     if is_there := path.exists():

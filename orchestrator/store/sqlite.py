@@ -193,12 +193,12 @@ def _configure(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:
     """Begin transactions explicitly, instead of when the driver detects a write."""
 
     @event.listens_for(engine, "connect")
-    def _connected(connection: Any, _record: Any) -> None:
+    def _on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
         connection.text_factory = _text
         for pragma in pragmas:
             connection.execute(pragma).close()
 
     @event.listens_for(engine, "begin")
-    def _begun(connection: Any) -> None:
+    def _on_begin(connection: Any) -> None:
         connection.exec_driver_sql(begin)

@@ -83,16 +83,18 @@ def make_unit(new: Sequence[Event], strict: bool) -> UnitOfWork:
     return UnitOfWork(as_read, rows, strict)
 
 
-def check_storable(what: str, text: str, max_length: int) -> str:
+def check_storable(name: str, text: str, max_length: int) -> str:
     """Return `text`. Raises UserError if it cannot be stored."""
     if text.isprintable() and len(text) <= max_length:
         return text
-    raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {max_length} printable characters")
+    raise UserError(f"{name} {text[:40]!r} cannot be stored", f"use at most {max_length} printable characters")
 
 
 def _row(event: Event) -> Row:
     if not math.isfinite(event.time_s) or not 0 <= event.epoch < MAX_EPOCH:
-        raise UserError(f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "report this")
+        raise UserError(
+            f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "this is a bug in Polyfleet"
+        )
     return {
         "time": event.time_s,
         "job": check_storable("job id", event.job, MAX_JOB_ID_LENGTH),

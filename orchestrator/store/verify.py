@@ -108,7 +108,7 @@ def _row_findings(table: Table, row: Row[Any]) -> Iterator[str]:
 def _remedy(url: str) -> str:
     remedy = (
         "run `polyfleet server stop`, then `polyfleet server restore FILE` with a backup that"
-        " `polyfleet server verify FILE` reports as sound"
+        " `polyfleet server verify FILE` accepts"
     )
     database_url = parse_url(url)
     newest = sqlite.newest_copy(sqlite.file_of(database_url)) if is_sqlite(database_url) else None

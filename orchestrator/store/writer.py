@@ -85,8 +85,8 @@ class StoreWriter(threading.Thread):
         return result
 
     def submit_all(self, units: Sequence[UnitOfWork], limit_s: float) -> list[Any]:
-        """Submit units together; return the result or the error of each. Units that are not begun after WAIT_S are
-        withdrawn. A write in progress is waited for: the database's time-outs end it, unless a disk never answers.
+        """Submit units together; return the result or the error of each. Units still waiting after WAIT_S are
+        withdrawn. A write in progress is waited for: the database's time-outs end it, unless a disk never responds.
         After `limit_s` its result is CommitPending.
         """
         started_s = time.monotonic()

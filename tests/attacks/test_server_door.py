@@ -139,7 +139,7 @@ def test_who_listens_on_the_port_without_knowing_the_token_is_not_sent_it(home, 
         thief = rogue(0, server.port, home / "elsewhere.sock")
         assert thief.stdout is not None
         assert thief.stdout.readline() == "took both\n"
-        with pytest.raises(FleetError, match="did not answer in time"):
+        with pytest.raises(FleetError, match="did not respond in time"):
             by_port.jobs()
     heard = said(thief)
     assert "GET /healthz?challenge=" in heard
@@ -221,7 +221,7 @@ def test_a_proof_is_bound_to_its_port(home):
         thread.start()
         with (
             http.Client(f"http://127.0.0.1:{port}", tokens.read(home / "token")) as client,
-            pytest.raises(FleetError, match="did not prove that it knows the token"),
+            pytest.raises(FleetError, match="did not prove that it has the token"),
         ):
             client.jobs()
         thread.join(HANG_S)

@@ -72,7 +72,7 @@ def test_what_is_kept_is_found_by_hash_and_source_and_nobody_has_the_right_to_wr
     made = folder(tmp_path / "data", b="2", a_run="x")
     (made / "a/run").chmod(0o755)
     key = source_key("s3://bucket/p", "version 1")
-    found = kept.add(made, came_from=key)
+    found = kept.add(made, key=key)
     assert not made.exists() and kept.find(found.sha256).bytes == 2 and kept.source_sha256(key) == found.sha256
     assert kept.source_sha256(source_key("s3://bucket/p", "version 2")) == ""
     assert kept.keys() == [found.sha256[:16], source_key("s3://bucket/p")]

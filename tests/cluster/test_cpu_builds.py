@@ -63,7 +63,7 @@ def test_the_index_beside_pips_settings_is_asked_for_that_package_alone(usual, f
     assert {path.split("/")[1] for path in for_cpu.asked} == {"polyfleet-probe"}
     assert not [path for path in usual.asked if path.endswith(".whl")]
     assert said[1] == (
-        "downloads about 0.5 GB, needs 0.2 GB of free disk while it is made; polyfleet-probe==1.0+cpu from 127.0.0.1"
+        "downloads about 0.5 GB, needs 0.2 GB of free disk while it is created; polyfleet-probe==1.0+cpu from 127.0.0.1"
     )
 
 
@@ -72,7 +72,7 @@ def test_where_that_index_does_not_answer_the_lock_is_installed_as_it_is(usual, 
     python = environments.create(PROBE, said.append)
     assert installed(python) == ["heavy-probe==1.0", "polyfleet-probe==1.0"]
     assert python.parent.parent.name == PROBE.key
-    assert said[1].startswith("downloads about 4.2 GB, needs 0.2 GB of free disk while it is made; no CPU build of ")
+    assert said[1].startswith("downloads about 4.2 GB, needs 0.2 GB of free disk while it is created; no CPU build of ")
     assert capfd.readouterr() == ("", "")
 
 
@@ -129,7 +129,7 @@ def test_less_disk_is_enough_where_the_smaller_build_can_be_had(usual, for_cpu, 
     large = Recipe("probe", PROBE.requirements, building_bytes=10**18, cpu_build=PROBE.cpu_build)
     assert environments.unsupported_reason(large) == ""
     monkeypatch.setenv("POLYFLEET_TORCH_INDEX", "")
-    assert "needs 1000000000.0 GB of disk while it is made" in environments.unsupported_reason(large)
+    assert "needs 1000000000.0 GB of disk while it is created" in environments.unsupported_reason(large)
 
 
 def test_the_second_environment_for_the_cpu_differs_by_torchs_build_and_what_that_needs():

@@ -74,7 +74,7 @@ def test_an_environment_is_made_from_its_requirements_and_its_modules_import(cac
     )
     assert shown.stdout.split() == ["42", str(python.parent.parent)]
     assert python.parent.parent.parent == cache
-    assert said[0].startswith("making environment 'tiny' (1 to install)")
+    assert said[0].startswith("creating environment 'tiny' (1 to install)")
     assert "checking that tiny can be imported" in said
     assert said[-1].startswith("environment 'tiny' is ready")
 
@@ -104,7 +104,7 @@ def test_packages_that_do_not_install_are_told_with_the_log_and_nothing_else_is_
         environments.create(Recipe("bad", "no-such-package-anywhere==1\n"))
     assert "environment 'bad' failed to install:" in failed.value.message
     assert "No matching distribution found for no-such-package-anywhere==1" in failed.value.message
-    log = Path(failed.value.remedy.removeprefix("the whole log: "))
+    log = Path(failed.value.remedy.removeprefix("complete log: "))
     assert "no-such-package-anywhere" in log.read_text()
     assert failed.value.exit_code == 2
     assert folders(cache) == []
@@ -132,7 +132,7 @@ def test_an_interrupt_leaves_nothing(cache, tmp_path):
 def test_two_creators_at_once_make_it_once(cache, tmp_path):
     recipe = Recipe("tiny", wheel(tmp_path), ("tiny",))
     outputs = [process.communicate(timeout=180)[0] for process in [creator(recipe), creator(recipe)]]
-    assert sum(output.count("making environment") for output in outputs) == 1
+    assert sum(output.count("creating environment") for output in outputs) == 1
     assert {output.splitlines()[-1] for output in outputs} == {str(environments.path(recipe))}
 
 
@@ -157,7 +157,7 @@ def test_too_little_disk_is_told_before_anything_is_made(cache, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_200_000_000))
     with pytest.raises(FleetError) as refused:
         environments.create(Recipe("big", "", building_bytes=7_500_000_000))
-    assert re.search(r"needs 7\.5 GB of disk while it is made, .* has 3\.2 GB free", refused.value.message)
+    assert re.search(r"needs 7\.5 GB of disk while it is created, .* has 3\.2 GB free", refused.value.message)
     assert "POLYFLEET_CACHE" in refused.value.remedy
     assert folders(cache) == []
 
@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POLYFLEET_CACHE", str(tmp_path / "file"))
     with pytest.raises(
-        FleetError, match=r"environment 'empty' cannot be made: Not a directory: .*file.*; .*POLYFLEET_CACHE"
+        FleetError, match=r"environment 'empty' cannot be created: Not a directory: .*file.*; .*POLYFLEET_CACHE"
     ):
         environments.create(Recipe("empty", ""))
 
@@ -183,7 +183,7 @@ def test_an_environment_that_is_there_needs_no_disk(cache, monkeypatch):
     environments.create(recipe)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     assert environments.unsupported_reason(recipe) == ""
-    assert "of disk while it is made" in environments.unsupported_reason("xla")
+    assert "of disk while it is created" in environments.unsupported_reason("xla")
 
 
 def test_a_machine_without_its_packages_is_told(cache, monkeypatch):

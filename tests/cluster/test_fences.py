@@ -48,7 +48,7 @@ def test_what_is_no_jobs_id_names_no_file(tmp_path: Path, job: str):
 )
 def test_another_text_is_no_epoch(tmp_path: Path, text: bytes):
     (tmp_path / "job").write_bytes(text)
-    with pytest.raises(UnreadableFile, match="does not hold an epoch"):
+    with pytest.raises(UnreadableFile, match="does not contain an epoch"):
         fences.read(tmp_path, "job")
     fences.raise_to(tmp_path, "job", 4)
     assert fences.read(tmp_path, "job") == 4

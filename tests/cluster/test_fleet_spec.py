@@ -210,7 +210,7 @@ def test_with_too_little_disk_the_demo_leaves_two_pools_out_and_says_how_much_is
     fleet, left_out = demo_fleet()
     assert list(fleet.pools) == ["cpu"]
     assert {name for name, _ in left_out} == {"xla", "ipex"}
-    assert "GB of disk while it is made" in left_out[0][1]
+    assert "GB of disk while it is created" in left_out[0][1]
     assert "has 5.0 GB free" in left_out[0][1]
 
 

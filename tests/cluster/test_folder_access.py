@@ -29,7 +29,7 @@ def test_what_is_in_a_folder_is_listed_page_by_page_in_the_order_of_its_parts(tr
     for most in range(1, 8):
         found, after = [], ""
         while True:
-            page, after = tree.entries(after=after, most=most)
+            page, after = tree.entries(after=after, limit=most)
             found += paths(page)
             if not after:
                 break
@@ -41,7 +41,7 @@ def test_names_that_are_no_text_or_that_a_terminal_would_act_on_are_listed_and_m
         os.close(os.open(os.fsencode(tree.root) + b"/" + name, os.O_CREAT | os.O_WRONLY))
     found = list(tree.all_entries())
     assert len(found) == 4 and all(entry["refused"] for entry in found)
-    assert sum(len(tree.entries(after=tree.entries(most=n)[1])[0]) for n in (1, 2, 3)) == 6
+    assert sum(len(tree.entries(after=tree.entries(limit=n)[1])[0]) for n in (1, 2, 3)) == 6
 
 
 def test_no_link_is_followed_on_the_way_or_at_the_end(tree, tmp_path):
@@ -54,7 +54,7 @@ def test_no_link_is_followed_on_the_way_or_at_the_end(tree, tmp_path):
         lambda: tree.read("folder/file", 0),
         lambda: tree.write("file", 0, b"x"),
         lambda: tree.write("folder/new", 0, b"x"),
-        lambda: tree.make("folder/new"),
+        lambda: tree.create_folder("folder/new"),
         lambda: tree.entries("folder/file"),
         lambda: tree.link("folder/new", "a"),
     ):
@@ -82,7 +82,13 @@ def test_a_pipe_is_no_file_and_nobody_waits_for_it(tree):
 
 @pytest.mark.parametrize("path", ["..", "a/../../b", "/etc", "a\0b", "a\\b", "x" * 300, "/".join("d" * 70)])
 def test_a_path_that_could_leave_the_folder_is_refused(tree, path):
-    for call in (tree.entry, lambda p: tree.read(p, 0), lambda p: tree.write(p, 0, b""), tree.make, normalize_path):
+    for call in (
+        tree.entry,
+        lambda p: tree.read(p, 0),
+        lambda p: tree.write(p, 0, b""),
+        tree.create_folder,
+        normalize_path,
+    ):
         with pytest.raises(UserError):
             call(path)
 
@@ -136,12 +142,12 @@ def test_a_file_takes_its_place_at_once_and_no_other_s_unless_that_is_wanted(tre
     tree.write("new", 0, b"new")
     other.write("there/old", 0, b"old")
     with pytest.raises(Conflict):
-        tree.move("new", other, "there/old", over=False)
+        tree.move("new", other, "there/old", overwrite=False)
     assert other.read("there/old", 0).data == b"old" and tree.exists("new")
-    tree.move("new", other, "there/old", over=True)
+    tree.move("new", other, "there/old", overwrite=True)
     assert other.read("there/old", 0).data == b"new" and not tree.exists("new")
     tree.write("again", 0, b"1")
     with pytest.raises(Conflict, match="is not a regular file"):
-        tree.move("again", other, "there", over=True)
+        tree.move("again", other, "there", overwrite=True)
     with pytest.raises(NotFound):
-        tree.move("absent", other, "x", over=True)
+        tree.move("absent", other, "x", overwrite=True)

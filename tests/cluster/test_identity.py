@@ -37,7 +37,7 @@ def test_makers_at_once_agree(tmp_path: Path):
 def test_a_damaged_identity_is_told_and_never_replaced(tmp_path: Path):
     fleet_identity(tmp_path)
     (tmp_path / FILE).write_text("lost\n")
-    with pytest.raises(UserError, match="does not hold the fleet's identity"):
+    with pytest.raises(UserError, match="does not contain the fleet's identity"):
         fleet_identity(tmp_path)
     assert (tmp_path / FILE).read_text() == "lost\n"
 

@@ -23,14 +23,14 @@ def script(path: Path, text: str) -> Path:
 
 def test_ours_runs_nodes_and_ranks():
     found = inspect_interpreter(sys.executable, ["torch", "no-such-package"], ["torch_xla", "json"])
-    assert (found.python, found.refusal, found.runs_ray) == (platform.python_version(), "", True)
+    assert (found.python, found.unusable_reason, found.runs_ray) == (platform.python_version(), "", True)
     assert found.versions.keys() == {"ray", "torch"} and {*REQUIRED_MODULES, "json"} <= found.modules
     assert node_interpreter(Path(sys.executable)) == Path(sys.executable)
 
 
 def test_a_python_without_ray_runs_ranks_and_its_nodes_run_from_ours(rayless):
     found = inspect_interpreter(rayless)
-    assert (found.refusal, found.runs_ray) == ("", False)
+    assert (found.unusable_reason, found.runs_ray) == ("", False)
     assert node_interpreter(rayless) == Path(sys.executable)
     assert environments.create(EnvironmentSpec(interpreter=str(rayless))) == rayless
 
@@ -70,9 +70,9 @@ def test_what_ranks_cannot_run_from_is_refused_with_what_it_lacks(tmp_path, says
 
 
 def test_one_that_cannot_be_started_or_never_answers_is_told(tmp_path, monkeypatch):
-    assert inspect_interpreter(tmp_path / "absent").refusal.startswith("cannot be run: ")
+    assert inspect_interpreter(tmp_path / "absent").unusable_reason.startswith("cannot be run: ")
     monkeypatch.setattr(interpreters, "TIMEOUT_S", 0.1)
-    assert "timed out" in inspect_interpreter(script(tmp_path / "python", "exec sleep 60")).refusal
+    assert "timed out" in inspect_interpreter(script(tmp_path / "python", "exec sleep 60")).unusable_reason
 
 
 RANKS = "import workers.attempt.rank_main, workers.tasks.train, workers.tasks.prepare, workers.tasks.benchmark"

@@ -69,7 +69,7 @@ def test_an_established_connection_is_no_listener():
 @as_root
 def test_a_port_that_another_user_took_is_refused(foreign: Callable[..., tuple[int, subprocess.Popen[str]]]):
     port, _ = foreign()
-    with pytest.raises(FleetError, match=rf"port {port} is held by another user \(uid 65534\).*nothing was sent"):
+    with pytest.raises(FleetError, match=rf"port {port} is in use by another user \(uid 65534\).*nothing was sent"):
         ports.check_listener(f"127.0.0.1:{port}")
 
 
@@ -84,4 +84,4 @@ def test_the_token_of_ray_is_not_sent_to_who_took_the_port_of_a_fleet_that_died(
     assert listener.stdout is not None
     listener.terminate()
     assert listener.stdout.read() == ""
-    assert "is held by another user" in joined.stderr
+    assert "is in use by another user" in joined.stderr

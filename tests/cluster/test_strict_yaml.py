@@ -27,7 +27,7 @@ REFUSED = {
     "an open bracket": ("a: [1, 2\n", "f.yaml:2: not YAML"),
     "a control character": ("a: 1\nb: \x00", "f.yaml:2: not YAML: control characters are not allowed"),
     "half a surrogate": ("a: \ud800", "f.yaml:1: contains half a surrogate pair"),
-    "a list as key": ("? [a]\n: b", "f.yaml:1: a key must be a word"),
+    "a list as key": ("? [a]\n: b", "f.yaml:1: a key must be text"),
     "lists 5000 deep": ("a: " + "[" * 5000, "nested deeper than 32"),
     "mappings 5000 deep": ("{a: " * 5000, "nested deeper than 32"),
     "500,000 braces": ("{" * 500_000, "f.yaml:1"),

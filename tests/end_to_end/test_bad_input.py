@@ -271,7 +271,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_environment_that_cannot_be_made_is_told_with_its_log_before_anything_starts(own_home: Path, polyfleet: Cli):
     done = polyfleet("up", "--file", "package.yaml")
     assert "No matching distribution found for no-such-package-xyz==1" in done.stderr
-    [log] = [line.partition("the whole log: ")[2] for line in done.stderr.splitlines() if "the whole log: " in line]
+    [log] = [line.partition("complete log: ")[2] for line in done.stderr.splitlines() if "complete log: " in line]
     assert "no-such-package-xyz" in Path(log).read_text()
     assert (done.returncode, done.stdout, "starting" in done.stderr) == (2, "", False)
     assert not [path for path in Path(log).parent.iterdir() if path.is_dir()]

@@ -140,7 +140,7 @@ def test_waiting_ends_with_the_job_or_with_the_time(client, talking):
             talking.end()
         seen.append(view["state"])
 
-    assert client.wait(job["id"], seen=end_it)["state"] == "SUCCEEDED"
+    assert client.wait(job["id"], on_update=end_it)["state"] == "SUCCEEDED"
     assert seen[-1] == "SUCCEEDED" and "RUNNING" in seen
 
 

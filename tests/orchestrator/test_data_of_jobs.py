@@ -156,12 +156,12 @@ def test_what_was_sent_goes_from_the_server_once_no_open_job_names_it(client, li
     lock = live.home / "data" / sha / "lock"
     wait_for(lambda: client.job(job)["state"] == "RUNNING")
     os.utime(lock, (1, 1))
-    live.service._housekeeping._tidy()
+    live.service._housekeeping._remove_unused_data()
     assert client.data_has(sha)
     talking.end()
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     os.utime(lock, (1, 1))
-    live.service._housekeeping._tidy()
+    live.service._housekeeping._remove_unused_data()
     assert not client.data_has(sha)
 
 
@@ -224,11 +224,11 @@ def test_two_jobs_that_want_the_same_at_once_fetch_it_once(live, bucket):
     tools_here = HereTools(live, before)
     moves = DataMoves(live.service.agents, tools_here, live.service.data)
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda job: moves.bring(asked(job), tell), ["one", "two"]))
+        both = list(pool.map(lambda job: moves.ensure_on_nodes(asked(job), tell), ["one", "two"]))
     assert both[0] == both[1] == ((cached(live)[0], "d", "data"),)
     assert tools_here.ran.count("fetch") == 1
     assert "fetches 1.0 MiB of data from s3://bucket/data (100 %)" in told
-    assert moves.bring(asked(sha256=cached(live)[0]), told.append) == both[0]
+    assert moves.ensure_on_nodes(asked(sha256=cached(live)[0]), told.append) == both[0]
     assert tools_here.ran.count("look") == 2  # where the hash is known nobody asks the store
 
 
@@ -242,12 +242,12 @@ def test_a_fetch_that_is_cut_leaves_nothing_in_the_cache_and_goes_on_afterwards(
     with monkeypatch.context() as patch:
         patch.setattr(agent, "keep_data", dies)
         with pytest.raises(FleetError, match="was killed"):
-            moves.bring(asked(), lambda what: None)
+            moves.ensure_on_nodes(asked(), lambda what: None)
     assert cached(live) == []
-    moves.bring(asked(), lambda what: None)
+    moves.ensure_on_nodes(asked(), lambda what: None)
     assert len(cached(live)) == 1
     bucket.pipe({"/bucket/data/c": b"C"})
-    moves.bring(asked(), lambda what: None)
+    moves.ensure_on_nodes(asked(), lambda what: None)
     assert len(cached(live)) == 2
 
 
@@ -255,17 +255,17 @@ def test_a_cache_that_is_too_small_is_told_and_the_job_fails(live, bucket, monke
     monkeypatch.setenv("POLYFLEET_DATA_CACHE_BYTES", "1000")
     moves = DataMoves(live.service.agents, HereTools(live), live.service.data)
     with pytest.raises(SpecError, match=r"data.0: the data has 1,048,577 bytes; the cache is limited to 1,000"):
-        moves.bring(asked(), lambda what: None)
+        moves.ensure_on_nodes(asked(), lambda what: None)
     monkeypatch.setenv("POLYFLEET_DATA_CACHE_BYTES", "many")
     with pytest.raises(SpecError, match="write a number of bytes"):
-        moves.bring(asked(), lambda what: None)
+        moves.ensure_on_nodes(asked(), lambda what: None)
 
 
 def test_what_is_not_in_the_store_ends_the_job_and_trouble_does_not(live, bucket):
     moves = DataMoves(live.service.agents, HereTools(live), live.service.data)
     bucket.store.clear()
     with pytest.raises(SpecError, match=r"data\.0\.uri: nothing is at"):
-        moves.bring(asked(), lambda what: None)
+        moves.ensure_on_nodes(asked(), lambda what: None)
 
 
 def test_the_option_names_uri_and_mount_and_adds_to_a_job_files_own(tmp_path):

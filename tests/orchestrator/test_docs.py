@@ -22,7 +22,7 @@ def test_the_pages_name_every_verb_route_state_and_key(tmp_path):
     assert sorted(pages) == ["cli.md", "config.md", "rest.md", "spec.md", "states.md"]
     assert "## `polyfleet checkpoint copy POOL:PATH|JOB|PATH|URI POOL:FOLDER|FOLDER|URI`" in pages["cli.md"]
     assert "| 130 | interrupted with Ctrl-C; jobs keep running |" in pages["cli.md"]
-    assert "| `allow_tf32` |  | TF32 units for float32 products and convolutions |" in pages["config.md"]
+    assert "| `allow_tf32` |  | use TF32 units for float32 products and convolutions |" in pages["config.md"]
     assert "## `GET /v1/jobs/{ref}/logs/stream`" in pages["rest.md"]
     assert "| `spec` | body | mapping |" in pages["rest.md"]
     assert "| `RECOVERING` | `STARTING` |" in pages["states.md"]

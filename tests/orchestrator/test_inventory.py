@@ -50,7 +50,7 @@ def test_what_is_lost_starting_unavailable_or_not_found_says_so():
     )
     assert told["nvidia"] == (False, "node gone: lost: no answer")
     assert told["amd"] == (False, "card amd:MI300X: no permission")
-    assert told["intel"] == (False, "no Intel GPU was found on empty")
+    assert told["intel"] == (False, "no Intel GPU was detected on empty")
 
 
 def test_usable_back_ends_come_first_and_the_best_device_is_recommended():

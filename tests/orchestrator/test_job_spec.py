@@ -194,7 +194,7 @@ def test_a_job_may_ask_for_whole_nodes():
 
 @pytest.mark.parametrize("resources", [{"accelerators": "nvidia:8"}, {"count": "2..8"}, {"any_of": [{"count": 2}]}])
 def test_a_whole_node_and_a_number_of_devices_contradict_each_other(resources):
-    with pytest.raises(SpecError, match=r"exclusive takes all .* devices of a node, but a number is given as well"):
+    with pytest.raises(SpecError, match=r"exclusive takes all .* devices of a node, but a number is also set"):
         parse_job({"command": "x", "resources": {"exclusive": True, **resources}})
 
 
@@ -230,7 +230,7 @@ def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks()
         ({"resources": {"any_of": "cpu"}}, "resources.any_of", "must be a list"),
         ({"resources": {"accelerators": "H10"}}, "resources.accelerators", "did you mean 'H100'?"),
         ({"resources": {"accelerators": "H100", "gpus": "H100"}}, "resources", "gpus and accelerators are the same"),
-        ({"resources": {"accelerators": "H100:8", "count": 8}}, "resources.count", "is given twice"),
+        ({"resources": {"accelerators": "H100:8", "count": 8}}, "resources.count", "is set twice"),
         ({"resources": {"count": 0}}, "resources.count", "0 is not a valid range of devices"),
         ({"resources": {"nodes": 0}}, "resources.nodes", "greater than or equal to 1"),
         ({"resources": {"nodes": "2"}}, "resources.nodes", "must be a valid integer"),
@@ -508,8 +508,8 @@ def test_numbers_of_a_file_stay_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("text", "field", "message"),
     [
-        ("command: [python, ~, x]", "command", "word 2 is null, not text"),
-        ("command: [python, [x]]", "command", "word 2 is ['x'], not text"),
+        ("command: [python, ~, x]", "command", "item 2 is null, not text"),
+        ("command: [python, [x]]", "command", "item 2 is ['x'], not text"),
         ("command: echo\nenv: {A: }", "env", "A must be text or a number"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_list_and_a_mapping_are_several_alternatives():
         (None, "does not name a device"),
         (8, "does not name a device"),
         ([["H100"]], "does not name a device"),
-        ({"H100:8": 8}, "the number of nvidia:H100 is given twice"),
+        ({"H100:8": 8}, "the number of nvidia:H100 is set twice"),
         ({"H100": True}, "True is not a number of devices"),
         ({"H100": "many"}, "'many' is not a number of devices"),
     ],

@@ -78,7 +78,7 @@ def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_i
         (
             b"a form of its own",
             "output-2/state ['state']",
-            "state is passed on without a check: its format is not known",
+            "state is passed on without a check: its format is unknown",
         ),
         (b"PK\3\4half", "nothing ['state.torn']", "was moved to state.torn; there is no complete version"),
         (b"", "nothing ['state.torn']", "state was half written (it has 0 bytes) and was moved to state.torn"),

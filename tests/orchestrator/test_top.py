@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from orchestrator.show.top import bar, top
-from orchestrator.top import Rates, snapshot
+from orchestrator.top import StepRates, snapshot
 
 GIB = 1 << 30
 
@@ -39,7 +39,7 @@ USE = {"backend": "nvidia", "index": 0, "busy_percent": 87.0, "used_memory_bytes
 
 
 def test_a_device_is_told_with_what_its_driver_says_of_it():
-    told = snapshot([node("n", device(0, "it"), device(1), use=[USE])], [], Rates(), at(20))
+    told = snapshot([node("n", device(0, "it"), device(1), use=[USE])], [], StepRates(), at(20))
     first, second = told["nodes"][0]["devices"]
     assert first == {
         "kind": "nvidia:H100-80GB", "index": 0, "name": "H100", "job": "it", "busy_percent": 87.0,
@@ -50,7 +50,7 @@ def test_a_device_is_told_with_what_its_driver_says_of_it():
 
 def test_a_cpu_is_as_busy_as_its_node_and_has_its_memory():
     cpu = device(0, backend="cpu", kind="cpu", total_memory_bytes=16 * GIB, free_memory_bytes=16 * GIB)
-    (told,) = snapshot([node("n", cpu)], [], Rates(), at(20))["nodes"]
+    (told,) = snapshot([node("n", cpu)], [], StepRates(), at(20))["nodes"]
     (found,) = told["devices"]
     assert (found["busy_percent"], found["used_memory_bytes"]) == (75.0, 12 * GIB)
     assert (told["load_1min"], told["cpu_count"], told["used_memory_bytes"]) == (3.0, 4, 12 * GIB)
@@ -58,7 +58,7 @@ def test_a_cpu_is_as_busy_as_its_node_and_has_its_memory():
 
 def test_a_node_that_told_nothing_yet_has_a_line():
     lost = {"node": "gone", "state": "lost: no answer", "closed": "", "devices": []}
-    (told,) = snapshot([lost], [], Rates(), at(20))["nodes"]
+    (told,) = snapshot([lost], [], StepRates(), at(20))["nodes"]
     assert (told["pool"], told["load_1min"], told["used_memory_bytes"], told["devices"]) == ("", None, None, [])
 
 
@@ -68,7 +68,7 @@ def rate_of(rates, told_at, **more):
 
 
 def test_a_rate_is_over_what_was_seen_lately_and_before_that_over_the_attempt():
-    rates = Rates()
+    rates = StepRates()
     assert rate_of(rates, at(20), step=30) == 3.0
     assert rate_of(rates, at(22), step=40) == 5.0
     assert rate_of(rates, at(24), step=40) == 2.5
@@ -76,13 +76,13 @@ def test_a_rate_is_over_what_was_seen_lately_and_before_that_over_the_attempt():
 
 
 def test_a_rate_counts_from_the_step_an_attempt_began_with_and_anew_with_another():
-    rates = Rates()
+    rates = StepRates()
     assert rate_of(rates, at(20), step=30, resumed_step=20) == 1.0
     assert rate_of(rates, at(22), step=6) == 0.5
 
 
 def test_who_reports_no_step_or_does_not_run_has_no_rate():
-    rates = Rates()
+    rates = StepRates()
     assert rate_of(rates, at(20)) is None
     assert rate_of(rates, at(20), step=3, attempts=[]) is None
     assert rate_of(rates, at(20), step=3, state="RECOVERING") is None
@@ -96,7 +96,7 @@ def test_jobs_that_hold_devices_come_first_and_why_is_told_of_those_that_wait():
         job("old"),
         job("starts", "STARTING", reason="unpacking"),
     ]
-    told = snapshot([], jobs, Rates(), at(20))["jobs"]
+    told = snapshot([], jobs, StepRates(), at(20))["jobs"]
     assert [(j["id"], j["reason"], j["ran_s"]) for j in told] == [
         ("starts", "unpacking", 10.0), ("old", "", 10.0), ("new", "", 10.0), ("waits", "2 free, 4 wanted", None),
     ]  # fmt: skip
@@ -115,7 +115,7 @@ PROGRESS = {"step": 20, "of": 620, "steps_per_s": 2.0, "left_s": 300.0, "left_fr
 def test_how_long_is_left_is_told_unless_it_is_a_guess():
     guess = PROGRESS | {"left_from": "attained"}
     jobs = [job("a", progress=PROGRESS), job("b", progress=guess), job("c", progress=None), job("d")]
-    assert [told["left_s"] for told in snapshot([], jobs, Rates(), at(20))["jobs"]] == [300.0, None, None, None]
+    assert [told["left_s"] for told in snapshot([], jobs, StepRates(), at(20))["jobs"]] == [300.0, None, None, None]
 
 
 def test_it_is_drawn_as_devices_and_jobs_without_columns_of_nothing():
@@ -123,7 +123,7 @@ def test_it_is_drawn_as_devices_and_jobs_without_columns_of_nothing():
     seen = snapshot(
         [node("a", device(0, "it"), device(1), use=[USE]), node("b", cpu)],
         [job("it", step=20, progress=PROGRESS)],
-        Rates(),
+        StepRates(),
         at(20),
     )
     assert lines(top(seen)) == [
@@ -140,14 +140,14 @@ def test_it_is_drawn_as_devices_and_jobs_without_columns_of_nothing():
 
 
 def test_nothing_at_all_says_what_to_do():
-    assert lines(top(snapshot([], [], Rates(), at(20)))) == [
+    assert lines(top(snapshot([], [], StepRates(), at(20)))) == [
         "23:14:20 UTC 0 nodes, 0 of 0 devices in use jobs: none running or waiting",
         *("", "no nodes; run `polyfleet up` to start a fleet", "", "no job is running or waiting"),
     ]
 
 
 def test_many_jobs_are_cut_and_counted():
-    seen = snapshot([], [job(f"j{n:03}", "PENDING", started_at=None) for n in range(200)], Rates(), at(20))
+    seen = snapshot([], [job(f"j{n:03}", "PENDING", started_at=None) for n in range(200)], StepRates(), at(20))
     assert lines(top(seen))[0].endswith("jobs: 200+ PENDING")
     assert lines(top(seen))[-1] == "and 170 more; run `polyfleet jobs` to see all"
 

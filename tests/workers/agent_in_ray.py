@@ -88,7 +88,7 @@ outcome = until(lambda: ended("j"), "the adopted attempt ends")
 log = call("logs", "j", 1, 0, 0, 1 << 20)["data"]
 
 call("start", 1, order("k", "sleep 600", lease_s=6.0), {})
-assert fences.acquire("k", 1, ours=False) == 0
+assert fences.acquire("k", 1, is_ours=False) == 0
 until((ATTEMPTS / "k.1.0/started").exists, "k runs")
 silent_until = time.monotonic() + 8
 while time.monotonic() < silent_until:

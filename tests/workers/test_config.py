@@ -38,7 +38,7 @@ def test_arguments_win_over_environment_and_that_over_the_file(tmp_path, monkeyp
         ({"nvidia": {"alow_tf32": 1}}, "nvidia.alow_tf32: unknown option 'alow_tf32'; did you mean 'allow_tf32'?"),
         ({"backends": []}, "backends: no back end is enabled; name at least one of nvidia"),
         ({"backends": ["cudaa"]}, "backends: unknown backend 'cudaa'; did you mean 'cuda'?"),
-        ({"cpu": {"threads": 0}}, "cpu.threads: Input should be greater than 0 (given: 0)"),
+        ({"cpu": {"threads": 0}}, "cpu.threads: Input should be greater than 0 (got 0)"),
         ({"cpu": {"precision": "int8"}}, "cpu.precision: Input should be 'float32', 'bfloat16' or 'float16'"),
         ({"nvidia": {"memory_fraction": 1.5}}, "nvidia.memory_fraction: Input should be less than or equal to 1"),
         ({"tpu": {"topology": "2x2"}}, "tpu.topology: String should match pattern"),
@@ -53,12 +53,12 @@ def test_arguments_win_over_environment_and_that_over_the_file(tmp_path, monkeyp
         ({"cpu": {"attention": "efficient"}}, "cpu.attention: Input should be 'auto', 'flash' or 'math'"),
         (
             {"cpu": {"attention": "flsh"}},
-            "cpu.attention: Input should be 'auto', 'flash' or 'math' (given: 'flsh'); did",
+            "cpu.attention: Input should be 'auto', 'flash' or 'math' (got 'flsh'); did",
         ),
-        ({"cpu": {"threads": True}}, "cpu.threads: a number is needed (given: True)"),
+        ({"cpu": {"threads": True}}, "cpu.threads: a number is needed (got True)"),
         ({"cpu": {"threads": 10**9}}, "cpu.threads: Input should be less than or equal to 4096"),
-        ({"amd": {"memory_fraction": True}}, "amd.memory_fraction: a number is needed (given: True)"),
-        ({"tpu": {"persistent_cache": ""}}, "tpu.persistent_cache: name a folder, or omit the option (given: '')"),
+        ({"amd": {"memory_fraction": True}}, "amd.memory_fraction: a number is needed (got True)"),
+        ({"tpu": {"persistent_cache": ""}}, "tpu.persistent_cache: name a folder, or omit the option (got '')"),
         ({"tpu": {"compile_mode": "max-autotune"}}, "tpu.compile_mode: unknown option 'compile_mode'"),
         ({"neuron": {"compile_mode": "max-autotune"}}, "neuron.compile_mode: unknown option 'compile_mode'"),
         (
@@ -87,8 +87,8 @@ def test_names_of_libraries_and_devices_are_kept_as_they_are_called_here():
         ("TPU__COMPILE_MODE", "max-autotune", "unknown option 'COMPILE_MODE'"),
         ("PRIORITIES", "nvidia", "unknown option 'PRIORITIES'; did you mean 'PRIORITY'?"),
         ("CPU__THREADS__COUNT", "4", "an option has no options of its own; remove 'COUNT'"),
-        ("CPU", "threads=4", "a section must be a JSON object (given: 'threads=4')"),
-        ("LIBRARIES", "[]", "a section must be a JSON object (given: '[]')"),
+        ("CPU", "threads=4", "a section must be a JSON object (got 'threads=4')"),
+        ("LIBRARIES", "[]", "a section must be a JSON object (got '[]')"),
     ],
 )
 def test_a_variable_that_names_no_option_is_refused_by_its_own_name(monkeypatch, variable, value, said):

@@ -68,11 +68,11 @@ def test_any_value_in_any_field_is_refused_or_makes_a_message_that_json_holds(me
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"epoch": True}, "has no `epoch` that is a whole number"),
+        ({"epoch": True}, "has no `epoch` that is an integer"),
         ({"epoch": -1}, "has no `epoch`"),
         ({"lease_s": math.nan}, "has no `lease_s`"),
         ({"lease_s": 1e9}, "has no `lease_s` that is a finite number from 0 to 86400"),
-        ({"devices": [0, "1"]}, "has devices that are not whole numbers"),
+        ({"devices": [0, "1"]}, "has devices that are not integers"),
         ({"command": [1]}, "has a `command` that is neither"),
         ({"environment": {"A": 1}}, "has a value in `environment` that is not text"),
         ({"master_port": 65_536}, "has no `master_port`"),
@@ -91,7 +91,7 @@ def test_a_command_in_one_text_is_run_by_a_shell():
     ("change", "why"),
     [
         ({"state": "weird"}, "has the state 'weird', which is none of succeeded, failed"),
-        ({"exit_codes": {"0": "zero"}}, "has exit codes that are not whole numbers by rank"),
+        ({"exit_codes": {"0": "zero"}}, "has exit codes that are not integers by rank"),
         ({"exit_codes": [0]}, "has no `exit_codes` that is an object"),
         ({"failure": {"kind": "memory"}}, "has a failure that has the kind 'memory'"),
         ({"failure": {"kind": "user", "message": 7}}, "has a failure that has a `message` that is not text"),

@@ -56,7 +56,7 @@ class LocalAttempt:
         self._is_cut_off = False
         self._paused_until_s = 0.0
         self._checked_s = 0.0
-        self._trouble_count = 0
+        self._check_failures = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -169,15 +169,15 @@ class LocalAttempt:
 
     def _handle_unreadable(self, name: str, error: UnreadableFile) -> None:
         if error.is_transient:
-            self.log_trouble(f"{name} {error.why}")
+            self.log_check_failure(f"{name} {error.reason}")
         else:
-            self.mark_unreadable(f"{name} {error.why}")
+            self.mark_unreadable(f"{name} {error.reason}")
 
-    def log_trouble(self, why: str) -> None:
+    def log_check_failure(self, reason: str) -> None:
         """Note that the node cannot check this attempt now. Logs the 1st, 2nd, 4th, 8th, … time."""
-        self._trouble_count += 1
-        if self._trouble_count & (self._trouble_count - 1) == 0:
-            log.error("attempt %s cannot be checked now: %s (%d times)", self.id, why, self._trouble_count)
+        self._check_failures += 1
+        if self._check_failures & (self._check_failures - 1) == 0:
+            log.error("attempt %s cannot be checked now: %s (%d times)", self.id, reason, self._check_failures)
 
     @property
     def unusable_data(self) -> dict[str, Any] | None:
@@ -218,7 +218,7 @@ class LocalAttempt:
         return batch
 
     def stop(self, how: str) -> None:
-        """Ask the supervisor to stop; `cancel` and `fence` replace `preempt`, and nothing replaces these."""
+        """Request the supervisor to stop; `cancel` and `fence` replace `preempt`, and nothing replaces these."""
         if how not in STOPS:
             raise UserError(f"cannot stop an attempt by {how!r}", f"choose from {', '.join(STOPS)}")
         requested = requested_stop(self.folder.stop)
@@ -231,7 +231,7 @@ class LocalAttempt:
     def remove_rank_files(self) -> None:
         """Remove what the ranks wrote, keep logs and records. Raises UserError while it runs.
 
-        The removal comes first: on a disk without free files only it makes space for the mark `forgotten`.
+        The removal comes first: on a disk without free files only it makes space for the mark `removed`.
         """
         if self.is_live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")

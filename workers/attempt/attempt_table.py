@@ -34,8 +34,8 @@ def _adopt(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
     """Return an attempt that an earlier agent started.
 
     None if that agent was killed before it wrote the order: then nothing has started. An attempt whose order cannot be
-    read may still run on its devices. It is told to save and stop, and its job continues in a new attempt: without the
-    order the agent cannot manage it.
+    read may still run on its devices. It is requested to save and stop, and its job continues in a new attempt: without
+    the order the agent cannot manage it.
     """
     order: Any = read_json(folder.order)
     try:
@@ -45,7 +45,7 @@ def _adopt(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
             return None
     broken = LocalAttempt(attempt, folder, FALLBACK_LEASE_S)
     if broken.is_live:
-        LOG.error("attempt %s: its order cannot be read; it is told to save and stop", attempt)
+        LOG.error("attempt %s: its order cannot be read, so it must save and stop", attempt)
         with suppress(OSError):  # the disk may be full; it then runs until the next agent stops it
             broken.stop("preempt")
     return broken
@@ -96,7 +96,7 @@ class AttemptTable:
                 self._ids.pop(attempt.job, None)
 
     def epochs(self) -> dict[str, int]:
-        """The highest epoch that this node has seen of each job, for the newest MAX_REPORTED_EPOCHS jobs."""
+        """The highest epoch of each job that this node has received, for the newest MAX_REPORTED_EPOCHS jobs."""
         with self._changed:
             return dict(islice(reversed(self._epochs.items()), MAX_REPORTED_EPOCHS))
 
@@ -228,7 +228,7 @@ class AttemptTable:
                 return None
             return attempt.status_if_changed(cursor, last_phase, lines, size)
         except OSError as e:  # the node's fault: no disk space, no file descriptors
-            attempt.log_trouble(str(e))
+            attempt.log_check_failure(str(e))
         except Exception as e:
             LOG.exception("attempt %s", attempt.id)
             attempt.mark_unreadable(f"files that its ranks wrote cannot be processed: {e!r}")

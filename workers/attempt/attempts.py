@@ -37,7 +37,7 @@ class AttemptManager(AttemptTable):
         code_archives: NodeCodeArchives,
         threads: Callable[[Order], int],
         fences: FenceReader | None = None,
-        starter: SupervisorLauncher | None = None,
+        launcher: SupervisorLauncher | None = None,
     ):
         super().__init__(folder, node)
         for parent in (folder, AttemptFolder(folder / "any").shared.parent):
@@ -47,7 +47,7 @@ class AttemptManager(AttemptTable):
             self._record_epoch(job, epoch)
         self._storage, self._code_archives, self._threads = storage, code_archives, threads
         self._data = DataCache(storage)
-        self._fences, self._launcher = fences or FenceReader(), starter or SupervisorLauncher()
+        self._fences, self._launcher = fences or FenceReader(), launcher or SupervisorLauncher()
 
     def start(self, order: Order, secrets: Mapping[str, str], interface: str = "") -> None:
         """Start the ranks of an order.
@@ -72,9 +72,9 @@ class AttemptManager(AttemptTable):
                 node_context = folder_setup.NodeContext(
                     self._node, self._code_archives, self._fences.folder, os.environ, interface
                 )
-                with self._data.lock_data(order.data) as data, self._launcher.supervisor(folder, lock) as begin:
+                with self._data.lock_data(order.data) as data, self._launcher.supervisor(folder, lock) as send_secrets:
                     folder_setup.create_folder(folder, order, node_context, self._threads(order), requested_s, data)
-                    begin(secrets)  # from now on the supervisor holds the locks of the data
+                    send_secrets(secrets)  # from now on the supervisor holds the locks of the data
             except (UserError, FleetError):
                 self._undo(attempt, folder)
                 raise
@@ -91,7 +91,7 @@ class AttemptManager(AttemptTable):
         except FenceUnreadable as e:
             raise FleetError(
                 f"node {self._node} cannot check whether attempt {attempt.epoch} of {attempt.job} is current: {e}",
-                "nothing to do: the server retries the start; `polyfleet doctor` shows whether Ray's head answers",
+                "nothing to do: the server retries the start; `polyfleet doctor` shows whether Ray's head responds",
             ) from None
         if attempt.epoch < fence:
             raise EpochPast(f"attempt {attempt.epoch} of {attempt.job} was superseded by attempt {fence}", fence)
@@ -100,7 +100,7 @@ class AttemptManager(AttemptTable):
         newest = self._epochs.get(attempt.job, 0)
         if newest > attempt.epoch:
             message = (
-                f"attempt {attempt.epoch} of {attempt.job} was superseded: node {self._node} has seen attempt {newest}"
+                f"attempt {attempt.epoch} of {attempt.job} was superseded: node {self._node} received attempt {newest}"
             )
             raise EpochPast(message, newest)
         if folder.removed_mark.exists():
@@ -118,9 +118,9 @@ class AttemptManager(AttemptTable):
         older = [a for a in self.live_attempts() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
         for other in older:
             other.stop("fence")
-        until = time.monotonic() + END_OLDER_TIMEOUT_S
+        deadline_s = time.monotonic() + END_OLDER_TIMEOUT_S
         while older := [a for a in older if a.is_live]:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline_s:
                 raise FleetError(
                     f"attempt {older[0].id} is still stopping on node {self._node}",
                     "nothing to do: the server retries the start",
@@ -201,7 +201,7 @@ class AttemptManager(AttemptTable):
 
         Returns those removed: none that run.
         """
-        return [one for one in attempts if self._remove(*one)]
+        return [attempt for attempt in attempts if self._remove(*attempt)]
 
     def _remove(self, job: str, epoch: int) -> bool:
         with self._changed:

@@ -73,7 +73,7 @@ def _mounted_group(mountinfo: str) -> tuple[str, str] | None:
 def _is_delegated(group: Path) -> bool:
     """Return whether systemd delegated the group with DelegateSubgroup=, so that it has no processes.
 
-    A user's whole session is marked in the same way, but its systemd manages that. Source: systemd's
+    A user's entire session has the same mark, but the user's systemd manages that. Source: systemd's
     CGROUP_DELEGATION.md.
     """
     if not hasattr(os, "getxattr") or (group / "init.scope").exists():
@@ -134,7 +134,7 @@ class ControlGroup:
         _write(self.path / "cgroup.kill", "1")
 
     def members(self) -> set[int]:
-        texts = (_text(folder / "cgroup.procs") for folder in (self.path, *self._below()))
+        texts = (_text(folder / "cgroup.procs") for folder in (self.path, *self._subgroups()))
         return {int(pid) for text in texts for pid in text.split()} - {0}  # 0: a process outside our pid namespace
 
     def remove(self, timeout_s: float) -> bool:
@@ -145,7 +145,7 @@ class ControlGroup:
         deadline = time.monotonic() + timeout_s
         while self.path.is_dir():
             self.kill()
-            for folder in (*reversed(self._below()), self.path):
+            for folder in (*reversed(self._subgroups()), self.path):
                 with suppress(OSError):
                     folder.rmdir()
             if time.monotonic() >= deadline:
@@ -153,7 +153,7 @@ class ControlGroup:
             time.sleep(0.001)
         return not self.path.is_dir()
 
-    def _below(self) -> list[Path]:
+    def _subgroups(self) -> list[Path]:
         """Groups that the ranks created below it, outer ones first."""
         return [Path(folder) for folder, _, _ in os.walk(self.path)][1:]
 

@@ -28,12 +28,12 @@ class StartedProcess(NamedTuple):
 
 
 def start(
-    command: Sequence[str], environ: Mapping[str, str], folder: str, group: int | None, before: Callable[[], None]
+    command: Sequence[str], environ: Mapping[str, str], folder: str, group: int | None, before_exec: Callable[[], None]
 ) -> StartedProcess:
     """Start a program in a process group of its own, without input.
 
-    `group` is a descriptor of a control group's folder; `before` runs in the child before exec. Raises OSError when the
-    program cannot be started.
+    `group` is a descriptor of a control group's folder; `before_exec` runs in the child before exec. Raises OSError
+    when the program cannot be started.
     """
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     out, child_out = os.pipe()
@@ -41,7 +41,7 @@ def start(
 
     def in_own_group() -> None:
         os.setpgid(0, 0)
-        before()
+        before_exec()
 
     try:
         pid = start_with_streams(command, environ, folder, group, in_own_group, (null, child_out, child_err))
@@ -62,14 +62,14 @@ def start_with_streams(
     environ: Mapping[str, str],
     folder: str,
     group: int | None,
-    before: Callable[[], None],
+    before_exec: Callable[[], None],
     streams: tuple[int, int, int],
 ) -> int:
-    """Like `start`, but with these stdin, stdout and stderr, and in the process group that `before` sets."""
+    """Like `start`, but with these stdin, stdout and stderr, and in the process group that `before_exec` sets."""
     error_reader, error_writer = os.pipe()
     pid = _fork(group)
     if pid == 0:
-        _exec(command, environ, folder, streams, error_writer, before)
+        _exec(command, environ, folder, streams, error_writer, before_exec)
     os.close(error_writer)
     with os.fdopen(error_reader, "rb") as f:
         error = f.read()
@@ -85,16 +85,16 @@ def _exec(
     folder: str,
     streams: tuple[int, int, int],
     error_writer: int,
-    before: Callable[[], None],
+    before_exec: Callable[[], None],
 ) -> NoReturn:
     try:
         for target, source in enumerate(streams):
             os.dup2(source, target)
-        before()
+        before_exec()
         os.chdir(folder)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python had set them to be ignored
             signal.signal(number, signal.SIG_DFL)
-        os.execvpe(command[0], list(command), environ)  # noqa: S606 - a shell runs only where the job asks for one
+        os.execvpe(command[0], list(command), environ)  # noqa: S606 - a shell runs only if the job's command is one
     except OSError as e:
         os.write(error_writer, str(e.errno or errno.EIO).encode())
     except (ValueError, TypeError):  # a zero byte in an argument or a variable

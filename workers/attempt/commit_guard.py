@@ -29,10 +29,10 @@ def check_not_replaced(environ: Mapping[str, str] = os.environ) -> None:
     Does nothing elsewhere. Waits while the fence is raised and the lease still lasts: the server lowers a fence if a
     silent node responds.
     """
-    while MARK in environ and (why := replaced_reason(Path(environ[MARK]))):
+    while MARK in environ and (reason := replaced_reason(Path(environ[MARK]))):
         if lease.is_expired(_record_folder(Path(environ[MARK])).lease):
             raise AttemptReplaced(
-                f"this attempt was replaced and cannot save: {why}",
+                f"this attempt was replaced and cannot save: {reason}",
                 "nothing to do: the job continues in a newer attempt",
             )
         time.sleep(CHECK_EVERY_S)

@@ -14,13 +14,13 @@ FULL_DISK_TEXTS = (
     "os error 28",
     "os error 122",
 )
-"""ENOSPC and EDQUOT in the words of libc, Python and Rust."""
+"""ENOSPC and EDQUOT as libc, Python and Rust print them."""
 FULL_BYTES = 128 << 10
 """A file system with less free counts as full. Where a write has just failed, some space is nearly always left."""
 
 
 def mentions_full_disk(text: str) -> bool:
-    return any(word in text for word in FULL_DISK_TEXTS)
+    return any(pattern in text for pattern in FULL_DISK_TEXTS)
 
 
 def describe_full_disk(paths: Iterable[str | Path]) -> str:

@@ -133,14 +133,14 @@ class ExecCommands:
                 start_session = partial(_start_session, me, request["terminal"])
                 return cgroup_spawn.start_with_streams(command, environ, rank["folder"], group, start_session, streams)
         except OSError as e:
-            why = "its arguments are longer than the system allows" if e.errno == errno.E2BIG else e.strerror
-            raise _RefusedError(f"cannot start {command[0][:200]!r}: {why}") from None
+            reason = "its arguments are longer than the system allows" if e.errno == errno.E2BIG else e.strerror
+            raise _RefusedError(f"cannot start {command[0][:200]!r}: {reason}") from None
         finally:
             if group is not None:
                 os.close(group)
 
     def on_exit(self, pid: int, code: int) -> None:
-        """Report the exit code if the child that has ended is a command."""
+        """Send the exit code to the client if the child that has ended is a command."""
         for client in self._connections:
             if client.pid == pid and not client.has_ended:
                 client.has_ended = True
@@ -178,7 +178,7 @@ class ExecCommands:
             with suppress(OSError):
                 Path(SOCKET_NAME).unlink()
         for client in self._connections:
-            self._close(client)  # before the kill, so that the agent reports the end of the attempt, not an exit code
+            self._close(client)  # before the kill, so that the agent sends the end of the attempt, not an exit code
             if client.pid:
                 process_tree.kill_tree(partial(_session_processes, client.pid))
         self._connections.clear()
@@ -199,7 +199,7 @@ def _parse_request(data: bytes) -> dict[str, Any]:
         fields = json.loads(data)
         return {
             "rank": int(fields["rank"]),
-            "command": [str(word) for word in fields["command"]],
+            "command": [str(argument) for argument in fields["command"]],
             "environment": {str(name): str(value) for name, value in fields["environment"].items()},
             "terminal": bool(fields["terminal"]),
         }

@@ -65,16 +65,16 @@ class FenceReader:
 
     def read(self, job: str, lease_s: float) -> FenceReading:
         """Read a fence, like `epoch`, within a time that allows to renew a lease of `lease_s`."""
-        epochs, why, started_s = [], "", lease.now_s()
+        epochs, reason, started_s = [], "", lease.now_s()
         for read in (self._in_store, self._in_folder):
             requested_s = lease.now_s()
             try:
                 epochs.append((read(job, lease_s), requested_s))
             except FenceUnreadable as e:
-                why = why or str(e)
+                reason = reason or str(e)
         readings = [FenceReading(epoch, requested_s) for epoch, requested_s in epochs if epoch is not None]
-        if why and not readings:
-            raise FenceUnreadable(why)
+        if reason and not readings:
+            raise FenceUnreadable(reason)
         return FenceReading(
             max((reading.epoch for reading in readings), default=0),
             min((reading.requested_s for reading in readings), default=started_s),

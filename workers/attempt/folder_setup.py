@@ -34,17 +34,19 @@ def resolve_paths(order: Order, storage: Path) -> Order:
     Raises UserError for one that is not below `storage`.
     """
 
-    def below(path: str) -> str:
+    def absolute_path(path: str) -> str:
         if not path:
             return ""
-        inside = path.removeprefix(f"{storage}/")
-        if path_error(inside):
+        relative_path = path.removeprefix(f"{storage}/")
+        if path_error(relative_path):
             raise UserError(
                 f"checkpoint folder {path!r} is not below this pool's storage", "write its path relative to the storage"
             )
-        return str(storage / inside)
+        return str(storage / relative_path)
 
-    return replace(order, checkpoint_root=below(order.checkpoint_root), resume_from=below(order.resume_from))
+    return replace(
+        order, checkpoint_root=absolute_path(order.checkpoint_root), resume_from=absolute_path(order.resume_from)
+    )
 
 
 class NodeContext(NamedTuple):

@@ -13,7 +13,7 @@ door              socket for commands beside the ranks, while these run: see exe
 rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N continues from byte N
 outcome.json      the Outcome, written last
 unreadable        exists once files of the ranks could not be read: {"reason"}
-forgotten         exists once the controller has stored the outcome
+removed           exists once the ranks' files were removed, after the controller stored the outcome
 .NAME.reserve     disk space for NAME, in case the disk is full when NAME is written
 
 shared/KEY is what its ranks may write, and the only one of the two whose path they get. User code may have replaced any
@@ -23,7 +23,7 @@ events.jsonl      one JSON object per line, appended by the ranks
 work/R/           the rank's working directory
 failure-R.json    a Failure, written by a rank that caught the user's exception
 progress-R        a rank's progress, written in place: see rank_progress.py
-stacks-R          stacks of a rank's threads, appended each time its supervisor asks
+stacks-R          stacks of a rank's threads, appended at each request of its supervisor
 result.json       the task's result, written by global rank 0
 session.json      address of a benchmark session
 """

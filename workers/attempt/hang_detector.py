@@ -1,7 +1,7 @@
 """Detect ranks that make no progress, and collect their stacks. Standard library only.
 
-A training reports its steps (rank_progress.py). If it has made some, and then none for `limit_s`, the ranks are asked
-for their Python stacks three times. If no main thread moved or woke up in between, the attempt hangs. If one moved, the
+A training reports its steps (rank_progress.py). If it has made some, and then none for `limit_s`, the Python stacks of
+the ranks are sampled three times. If no main thread moved or woke up in between, the attempt hangs. If one moved, the
 rank does something that is not reported as a step, such as an evaluation, and gets PATIENCE times as long. Other tasks
 are watched only if the job sets a limit: their progress is output, and CPU time of any process of the attempt.
 """
@@ -19,7 +19,7 @@ from workers.attempt.folders import AttemptFolder
 from workers.attempt.rank_progress import RankProgress
 
 SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (5 if hasattr(signal, "SIGRTMIN") else 0)
-"""Signal that asks a rank for its stacks: one that programs hardly ever use themselves."""
+"""Signal that makes a rank write its stacks: one that programs hardly ever use themselves."""
 MIN_TIMEOUT_S = 60.0
 MIN_STEPS = 5
 """Steps before a training is watched. Until then a rank may compile: XLA does so for each of the first steps."""
@@ -87,12 +87,8 @@ class HangDetector:
         The reason may be a hang that another node detected a moment sooner. Called until the ranks have ended, or until
         there are stacks.
         """
-        still = self._step_gap(ranks) if self._counts_steps and self._hang_after_s >= 0 else None
-        if (
-            still is None
-            or still.silent_s < still.limit_s / 2
-            or not self._stacks.sample(still.ranks_with_steps(ranks), 1)
-        ):
+        gap = self._step_gap(ranks) if self._counts_steps and self._hang_after_s >= 0 else None
+        if gap is None or gap.silent_s < gap.limit_s / 2 or not self._stacks.sample(gap.ranks_with_steps(ranks), 1):
             return {}
         return self._stacks.by_rank(ranks)
 
@@ -107,19 +103,19 @@ class HangDetector:
         return _StepGap(active, limit_s, lease.now_s() - max(beat.at_s for beat in active.values()))
 
     def _check_steps(self, ranks: Mapping[int, int]) -> Hang | None:
-        still, now_s = self._step_gap(ranks), lease.now_s()
-        if still is None or not still.silent_s >= still.limit_s:
+        gap, now_s = self._step_gap(ranks), lease.now_s()
+        if gap is None or not gap.silent_s >= gap.limit_s:
             self._retry_at_s = 0.0
             self._stacks.reset()
             return None
-        if now_s < self._retry_at_s or not self._stacks.sample(still.ranks_with_steps(ranks), SAMPLES):
+        if now_s < self._retry_at_s or not self._stacks.sample(gap.ranks_with_steps(ranks), SAMPLES):
             return None
-        if self._stacks.has_moved(still.beats) and still.silent_s < MOVING_LIMIT_FACTOR * still.limit_s:
-            self._retry_at_s = now_s + still.limit_s
+        if self._stacks.has_moved(gap.beats) and gap.silent_s < MOVING_LIMIT_FACTOR * gap.limit_s:
+            self._retry_at_s = now_s + gap.limit_s
             self._stacks.reset()
             return None
-        rank, why = _furthest_behind(ranks, still.beats)
-        message = f"rank {rank} made no step for {still.silent_s:.0f} s, the limit is {still.limit_s:.0f} s{why}"
+        rank, details = _furthest_behind(ranks, gap.beats)
+        message = f"rank {rank} made no step for {gap.silent_s:.0f} s, the limit is {gap.limit_s:.0f} s{details}"
         return Hang(rank, f"{message}; the stacks of all ranks are in their logs", self._stacks.by_rank(ranks))
 
     def _check_idle(self, ranks: Mapping[int, int], others: Callable[[], set[int]]) -> Hang | None:
@@ -148,7 +144,7 @@ class _Sample(NamedTuple):
 
 
 class _Stacks:
-    """Asks ranks for their stacks, and keeps the samples."""
+    """Collects samples of the ranks' stacks."""
 
     def __init__(self, folder: AttemptFolder):
         self._folder = folder
@@ -185,7 +181,7 @@ class _Stacks:
             process_tree.send(pid, SIGNAL)
 
     def _read(self, rank: int) -> str:
-        """The stacks that a rank wrote since it was asked; "" if it is stopped or cannot write them."""
+        """The stacks that a rank wrote since the last signal; "" if it is stopped or cannot write them."""
         try:
             with open_untrusted(self._folder.stacks(rank)) as descriptor:
                 return os.pread(descriptor, MAX_STACK_BYTES, self._offsets.get(rank, 0)).decode(errors="replace")
@@ -219,7 +215,7 @@ def _wakes(pid: int) -> int:
 
 
 def _main_thread(dump: str, thread: int) -> str:
-    """Frames of one thread in a dump of faulthandler; the whole dump if the thread is not in it."""
+    """Frames of one thread in a dump of faulthandler; all of the dump if the thread is not in it."""
     for part in dump.split("\n\n"):
         head, _, frames = part.partition("\n")
         if f"0x{thread:016x} " in f"{head} ":
@@ -246,8 +242,8 @@ def _kernel_stacks(root: int) -> str:
         state = _line(folder / "status", "State:")
         command = _text(folder / "cmdline").replace("\0", " ").strip()[:200]
         wait_channel = _text(folder / "wchan")
-        where = f", in {wait_channel}" if wait_channel not in ("", "0") else ""
-        lines.append(f"  {pid} {command}: {state}{where}, {process_tree.cpu_s(pid):.1f} s of CPU time")
+        location = f", in {wait_channel}" if wait_channel not in ("", "0") else ""
+        lines.append(f"  {pid} {command}: {state}{location}, {process_tree.cpu_s(pid):.1f} s of CPU time")
         lines += [f"    {frame}" for frame in _text(folder / "stack").splitlines()[:20]]
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ def now_s() -> float:
 
 
 def _record(deadline_s: float) -> bytes:
-    """Encode deadline, boot id and checksum in fixed columns."""
+    """Encode deadline, boot id and checksum in fields of fixed width."""
     text = f"{deadline_s:018.3f} {process_tree.boot():8.8}".encode()
     return b"%b %08x\n" % (text, zlib.crc32(text))
 
@@ -87,7 +87,7 @@ class Lease:
     def renew(self, lease_s: float, requested_s: float | None = None) -> bool:
         """Extend the lease. Return False, without a change, if it has expired.
 
-        Then the supervisor has begun to kill the ranks, and a newer attempt may have started. Raises OSError if the
+        Then the supervisor is killing the ranks, and a newer attempt may have started. Raises OSError if the
         record cannot be written: then the attempt ends with its old deadline, which is all that its supervisor sees.
         """
         now, deadline = now_s(), self.deadline_s

@@ -45,24 +45,24 @@ class OomMonitor:
     def __init__(self, group: ControlGroup | None):
         self._group = group
         self._groups = list(_own_groups())
-        self._before = self._last = self._counts()
+        self._baseline = self._last = self._counts()
         self._sampled_s = time.monotonic()
         self._log = _KernelLog()
 
     def sample(self) -> None:
         """Sample the counters. Called often, so that earlier kills do not count for a rank that is killed now."""
         if time.monotonic() - self._sampled_s >= SAMPLE_EVERY_S:
-            self._before, self._last = self._last, self._counts()
+            self._baseline, self._last = self._last, self._counts()
             self._sampled_s = time.monotonic()
 
     def _counts(self) -> OomCounts:
         kills = re.search(r"^oom_kill (\d+)$", _text(Path("/proc/vmstat")), re.MULTILINE)
-        own = self._group.killed_for_memory() if self._group is not None else 0
-        return OomCounts(own, sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
+        own_kills = self._group.killed_for_memory() if self._group is not None else 0
+        return OomCounts(own_kills, sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
 
     def has_kill_in_attempt(self) -> bool:
         """Return whether the kernel lately killed any process of the attempt, as its control group shows."""
-        return self._group is not None and self._group.killed_for_memory() > self._before.own
+        return self._group is not None and self._group.killed_for_memory() > self._baseline.own
 
     def was_killed(self, pid: int) -> bool:
         """Return whether the kernel lately killed this process, which ended by SIGKILL.
@@ -72,15 +72,15 @@ class OomMonitor:
         if self.has_kill_in_attempt():
             return True
         now = self._counts()
-        if now == self._before:
+        if now == self._baseline:
             return False
         in_log = self._log.killed(pid) if pid else None
         return in_log if in_log is not None else True
 
     def limit(self) -> str:
         """Describe the tightest memory limit."""
-        if self._group is not None and (own := self._group.memory_limit_bytes()):
-            return f"the attempt's limit is {format_size(own)}"
+        if self._group is not None and (own_limit := self._group.memory_limit_bytes()):
+            return f"the attempt's limit is {format_size(own_limit)}"
         limits = [limit for folder in self._groups for limit in _memory_limits(folder)]
         total = re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
         machine = int(total[1]) << 10 if total else 0
@@ -102,10 +102,10 @@ class _KernelLog:
 
     def killed(self, pid: int) -> bool | None:
         """Return whether the log names this process as killed; None if the log cannot be read."""
-        until = time.monotonic() + LOG_WAIT_S
+        deadline_s = time.monotonic() + LOG_WAIT_S
         while self._descriptor is not None:
             self._read()
-            if pid in self._killed or time.monotonic() >= until:
+            if pid in self._killed or time.monotonic() >= deadline_s:
                 return pid in self._killed
             time.sleep(0.01)
         return None
@@ -150,9 +150,9 @@ def _kills(folder: Path) -> int:
 
 def _memory_limits(folder: Path) -> Iterator[int]:
     """Yield the memory limits of a group and of those above it."""
-    for above in (folder, *folder.parents):
+    for group_folder in (folder, *folder.parents):
         for file in ("memory.max", "memory.limit_in_bytes"):
-            text = _text(above / file).strip()
+            text = _text(group_folder / file).strip()
             if text.isdigit() and int(text) < NO_LIMIT_BYTES:
                 yield int(text)
 

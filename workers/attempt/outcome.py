@@ -43,13 +43,14 @@ class FailedRank(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """Reaction of the ranks to the request to save and stop.
+    """Reaction of the ranks to a request to save and stop.
 
-    `asked_ranks`: ranks that still ran when they were asked. `has_note`: a rank noted that it stopped early. `done`:
-    ranks that noted that their work is done. `is_command`: they run a user's command, not a task of ours.
+    `interrupted_ranks`: ranks that still ran when the stop was requested. `has_note`: a rank noted that it stopped
+    early. `done_ranks`: ranks that noted that their work is done. `is_command`: they run a user's command, not a task
+    of ours.
     """
 
-    asked_ranks: frozenset[int] = frozenset()
+    interrupted_ranks: frozenset[int] = frozenset()
     has_note: bool = False
     done_ranks: frozenset[int] = frozenset()
     is_command: bool = False
@@ -69,18 +70,18 @@ def state(why: str, codes: dict[int, int], ranks: int, preemption: Preemption) -
 
 
 def _stopped_early(codes: dict[int, int], ranks: int, preemption: Preemption) -> bool:
-    """Return whether the ranks stopped because they were asked to, before their work was done.
+    """Return whether the ranks stopped because of the request, before their work was done.
 
     Exit codes alone do not show it: programs that save on SIGTERM exit with 0 or with 1 (as torchrun). So the work
-    counts as done if every rank had ended before it was asked, or noted that it was done. A task of ours that raises
-    has failed; if a command was asked to stop, its exit code may be due to that.
+    counts as done if every rank had ended before the request, or noted that it was done. A task of ours that raises has
+    failed; the exit code of a command may be due to the request.
     """
     if preemption.has_note:
         return True
     failed = {rank for rank, code in codes.items() if code != 0 and code not in TERMINATED}
-    if failed - preemption.asked_ranks if preemption.is_command else failed:
+    if failed - preemption.interrupted_ranks if preemption.is_command else failed:
         return False
-    unfinished = preemption.asked_ranks - preemption.done_ranks
+    unfinished = preemption.interrupted_ranks - preemption.done_ranks
     return any(codes.values()) or len(codes) < ranks or any(rank in unfinished for rank in codes)
 
 
@@ -101,8 +102,10 @@ def read_notes(events: Path, requested_at: float) -> tuple[bool, frozenset[int]]
     except (OSError, UnreadableFile):
         return False, frozenset()
     notes = [_note(line) for line in data.split(b"\n") if b'"preempted"' in line or b'"done"' in line]
-    done = frozenset(note["rank"] for note in notes if _is_done(note, requested_at) and is_count(note.get("rank")))
-    return any(note.get("preempted") is True for note in notes), done
+    done_ranks = frozenset(
+        note["rank"] for note in notes if _is_done(note, requested_at) and is_count(note.get("rank"))
+    )
+    return any(note.get("preempted") is True for note in notes), done_ranks
 
 
 def _is_done(note: dict[str, Any], requested_at: float) -> bool:
@@ -112,8 +115,8 @@ def _is_done(note: dict[str, Any], requested_at: float) -> bool:
     its own handler, which may be the reason why it returned.
     """
     at = note.get("t")
-    before = isinstance(at, int | float) and at <= requested_at
-    return note.get("done") is True and (before or note.get("sigterm") is True)
+    is_before_stop = isinstance(at, int | float) and at <= requested_at
+    return note.get("done") is True and (is_before_stop or note.get("sigterm") is True)
 
 
 def _note(line: bytes) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def cause(rank: FailedRank, memory: OomMonitor) -> Failure:
     elif rank.failure_record is None and (rank.mentions_full_disk or rank.full_disk):
         failure = _with_kind(failure, "storage", failure.message)
     if failure.kind == "oom":
-        peak = f"it held {format_size(rank.peak_bytes)}" if rank.peak_bytes else ""
+        peak = f"it used {format_size(rank.peak_bytes)}" if rank.peak_bytes else ""
         return _with_kind(failure, "oom", _joined(f"{failure.message}: ", peak, memory.limit()))
     if failure.kind == "storage" and rank.full_disk and rank.full_disk not in failure.message:
         return _with_kind(failure, "storage", f"{failure.message}; {rank.full_disk}")
@@ -151,7 +154,7 @@ def _reported_failure(rank: FailedRank) -> Failure:
     """Failure that the rank itself reported."""
     kind = rank.failure_record["kind"] if rank.failure_record.get("kind") in RANK_FAILURES else "user"
     message, stacks = (str(rank.failure_record.get(name, ""))[:MAX_TEXT_LENGTH] for name in ("message", "traceback"))
-    if kind == "user" and rank.full_disk and any(word in message for word in TORCH_SAVE_ERRORS):
+    if kind == "user" and rank.full_disk and any(pattern in message for pattern in TORCH_SAVE_ERRORS):
         kind = "storage"
     return Failure(rank.rank, rank.node, kind, message, stacks, rank.code)
 
@@ -160,8 +163,8 @@ def _with_kind(failure: Failure, kind: str, message: str) -> Failure:
     return replace(failure, kind=kind, message=message[:MAX_TEXT_LENGTH])
 
 
-def _joined(begin: str, *parts: str) -> str:
-    return begin + ", ".join(filter(None, parts))
+def _joined(first: str, *parts: str) -> str:
+    return first + ", ".join(filter(None, parts))
 
 
 def failure_from_exit(rank: int, node: str, code: int, printed: str) -> Failure:

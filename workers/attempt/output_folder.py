@@ -85,13 +85,13 @@ class OutputFolder:
             self._next_check_s = float("inf")
             self._thread = threading.Thread(target=self._measure, name="outputs", daemon=True)
             self._thread.start()
-        return self._refusal()
+        return self._limit_error()
 
     def final_check(self) -> str:
         """Measure now, and return why the attempt has failed; "" if it has not."""
         if self._limit_bytes:
             self._measure()
-        return self._refusal()
+        return self._limit_error()
 
     def _measure(self) -> None:
         started_s = lease.now_s()
@@ -99,7 +99,7 @@ class OutputFolder:
         duration_s = lease.now_s() - started_s
         self._next_check_s = started_s + duration_s + max(CHECK_EVERY_S, PAUSE_FACTOR * duration_s)
 
-    def _refusal(self) -> str:
+    def _limit_error(self) -> str:
         if not self._limit_bytes or self._size_bytes <= self._limit_bytes:
             return ""
         size, maximum = (f"{count / 2**20:,.1f} MiB" for count in (self._size_bytes, self._limit_bytes))

@@ -91,8 +91,8 @@ def _python_path(order: Order, local_rank: int, folder: Path) -> str:
     A command finds its own folder first; a task of ours needs our code, and adds the user's folder.
     """
     work = folder / "work" / str(rank_variables.work_rank(order, local_rank))
-    own = work if order.task == "run" else CODE
-    return os.pathsep.join(filter(None, (str(own), order.environment.get("PYTHONPATH", ""))))
+    own_folder = work if order.task == "run" else CODE
+    return os.pathsep.join(filter(None, (str(own_folder), order.environment.get("PYTHONPATH", ""))))
 
 
 def visible_devices(order: Order, local_rank: int) -> dict[str, str]:

@@ -101,7 +101,7 @@ class RankFileReader:
             try:
                 read_json(self._folder.result, MAX_RESULT_BYTES)
             except UnreadableFile as e:
-                self.count_unusable(f"result.json {e.why}")
+                self.count_unusable(f"result.json {e.reason}")
             except FileNotFoundError:
                 return
         self._result = current

@@ -12,7 +12,7 @@ from workers.attempt.stderr_tail import StderrTail
 LIMIT_BYTES = 1 << 30
 MAX_LINE_BYTES = 64 << 10
 MAX_TEXT_LENGTH = 128 << 10
-"""Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
+"""Characters, of up to four bytes: with its stamp a line is shorter than log_files.MAX_READ_BYTES."""
 SILENT_S = 2.0
 """Silence after which an unfinished line is written: the last output before a program hangs matters most."""
 MARK = "+"

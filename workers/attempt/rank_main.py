@@ -73,7 +73,7 @@ def _run_task(folder: SharedFolder, rank: int) -> dict[str, Any]:
     context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
-    # Not written after sys.exit: the code may have been asked to stop. `sigterm` shows whether our handler has run.
+    # Not written after sys.exit: the exit may be due to a stop request. `sigterm` shows whether our handler has run.
     context.events.write("note", done=True, sigterm=context.stop.requested)
     return result
 
@@ -84,8 +84,8 @@ def _check_result(result: Any) -> Any:
         text = json.dumps(result).encode()
         parse_json(text, "the task's result")
     except (TypeError, ValueError, RecursionError, UnreadableFile) as e:
-        why = e.why if isinstance(e, UnreadableFile) else f"cannot be written as JSON: {e}"
-        raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
+        reason = e.reason if isinstance(e, UnreadableFile) else f"cannot be written as JSON: {e}"
+        raise UserError(f"the task's result {reason}", "return numbers, strings, lists and dicts") from None
     if len(text) > MAX_RESULT_BYTES:
         message = (
             f"the task's result has {len(text) / 2**20:.1f} MiB as JSON; the maximum is {MAX_RESULT_BYTES >> 20} MiB"

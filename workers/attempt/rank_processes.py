@@ -66,8 +66,8 @@ class RankProcesses:
         try:
             process = cgroup_spawn.start(rank["command"], environ, rank["folder"], group, lambda: before_exec(me))
         except OSError as e:
-            why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
-            raise RankStartError(f"rank {number} could not start {rank['command'][0][:200]!r}: {why}") from None
+            reason = TOO_LONG if e.errno == errno.E2BIG else e.strerror
+            raise RankStartError(f"rank {number} could not start {rank['command'][0][:200]!r}: {reason}") from None
         self.running[process.pid] = number
         with suppress(OSError, AttributeError):  # since Linux 5.3
             self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, (number, process.pid))
@@ -108,10 +108,11 @@ class RankProcesses:
         self.selector.unregister(descriptor)
         os.close(descriptor)
 
-    def reap(self, other: Callable[[int, int], None]) -> Iterator[tuple[int, int, int]]:
+    def reap(self, on_other_exit: Callable[[int, int], None]) -> Iterator[tuple[int, int, int]]:
         """Yield (pid, rank, exit code) of all ranks that have ended, in the order of their exits.
 
-        `other` is called with pid and exit code of each other child: adopted orphans, and commands beside the ranks.
+        `on_other_exit` is called with pid and exit code of each other child: adopted orphans, and commands beside the
+        ranks.
         """
         ended = []
         with suppress(ChildProcessError):
@@ -121,7 +122,7 @@ class RankProcesses:
                     self.peaks[number] = usage.ru_maxrss * (1 << 10 if process_tree.LINUX else 1)
                     ended.append((pid, number, os.waitstatus_to_exitcode(status)))
                 else:
-                    other(pid, os.waitstatus_to_exitcode(status))
+                    on_other_exit(pid, os.waitstatus_to_exitcode(status))
         for pid, number, code in sorted(ended, key=self._exit_order):
             self.codes[number] = code
             yield pid, number, code
@@ -140,8 +141,8 @@ class RankProcesses:
 
         Their writers have ended, unless a process outside the tree has one open.
         """
-        until = lease.now_s() + DRAIN_S
-        while len(self.selector.get_map()) > 1 and lease.now_s() < until:
+        deadline_s = lease.now_s() + DRAIN_S
+        while len(self.selector.get_map()) > 1 and lease.now_s() < deadline_s:
             self.poll(0.05)
         for log in self.logs.values():
             log.close()
@@ -161,11 +162,11 @@ def secret_names(secrets: dict[str, str]) -> dict[str, str]:
 @contextmanager
 def block_signals() -> Iterator[None]:
     """Delay the handling of `SIGNALS` until the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def before_exec(parent: int) -> None:

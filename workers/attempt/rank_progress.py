@@ -1,7 +1,7 @@
 """Progress of a rank, for its supervisor: the file `progress-R` in the shared folder, written in place.
 
-A beat is a step of any kind: a report, a check whether to stop, a batch. Standard library only, and fast, as it is
-written in every step (6 µs).
+A beat is a step of any kind: a call of ctx.report, a check whether to stop, a batch. Standard library only, and fast,
+as it is written in every step (6 µs).
 """
 
 import os

@@ -41,7 +41,7 @@ class RankResults:
         except FileNotFoundError:
             return {}, ""
         except UnreadableFile as e:
-            return {}, f"result.json {e.why}"
+            return {}, f"result.json {e.reason}"
         return (data, "") if isinstance(data, dict) else ({}, "result.json is not a JSON object")
 
     def delete_files(self, ranks: Iterable[int]) -> None:

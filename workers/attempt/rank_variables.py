@@ -39,7 +39,7 @@ def work_rank(order: Order, local_rank: int) -> int:
 
 
 def torchrun(order: Order, local_rank: int) -> dict[str, str]:
-    """All variables that torchrun sets, but for where its agent reads errors and which signals it handles.
+    """All variables that torchrun sets, except those about its agent's error file and signals.
 
     Rank 0 creates the store: with TORCHELASTIC_USE_AGENT_STORE it would look for a store of torchrun's agent.
     Source: torch.distributed.elastic.agent.server.local_elastic_agent, the same in torch 2.8 and 2.13.
@@ -103,7 +103,7 @@ def defaults(order: Order, *, has_torch_xla: bool) -> dict[str, str]:
     """Defaults that pool and user may override.
 
     On a CPU, Accelerate and DeepSpeed look for another device first. If they find none, or find torch-xla installed,
-    each rank trains alone on all of the data and exits with 0. torchrun sets the variable of NCCL in the same way.
+    each rank trains alone on all of the data and exits with 0. torchrun sets the variable of NCCL too.
     """
     variables = {} if is_node_launch(order) else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if order.backend == "cpu":

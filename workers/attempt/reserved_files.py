@@ -51,10 +51,10 @@ def replace_or_use_reserve(path: Path, text: str, *, durable: bool = False, shor
     except OSError as e:
         if not is_full(e):
             raise
-        _put_in_place(path, text.encode(), shorter.encode(), durable)
+        _overwrite(path, text.encode(), shorter.encode(), durable)
 
 
-def _put_in_place(path: Path, data: bytes, shorter: bytes, durable: bool) -> None:
+def _overwrite(path: Path, data: bytes, shorter: bytes, durable: bool) -> None:
     reserve = _reserve_path(path)
     source = reserve if reserve.exists() else path
     descriptor = os.open(source, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""Forms in which programs usually print a secret: quoted, escaped or encoded on its way into a log."""
+"""Forms in which programs usually print a secret: quoted, escaped or encoded."""
 
 import json
 import re
@@ -100,6 +100,6 @@ def _encoded(data: bytes) -> Iterator[bytes]:
         inside = text[(8 * shift + 5) // 6 : 8 * (shift + len(data)) // 6]
         yield from (inside, inside.translate(bytes.maketrans(b"+/", b"-_")))
     encoded = b64encode(data)
-    for columns in WRAPPED_AT:
-        rows = [encoded[i : i + columns] for i in range(0, len(encoded), columns)]
+    for width in WRAPPED_AT:
+        rows = [encoded[i : i + width] for i in range(0, len(encoded), width)]
         yield from (row for row in rows if len(rows) > 1 and len(row) >= MIN_LINE_LENGTH)

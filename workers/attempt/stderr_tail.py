@@ -13,7 +13,7 @@ from workers.attempt import disk_full
 
 LAST_LINES = 50
 MAX_ERRORS = 200
-"""Lines with errors that are kept, of all ranks below a torchrun; each is cut to MAX_CHARACTERS."""
+"""Maximum number of lines with errors, of all ranks below a torchrun; each is cut to MAX_CHARACTERS."""
 MAX_CHARACTERS = 4000
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -85,8 +85,8 @@ class StderrTail:
         recent = [error for error in self._errors if error.line > first_line]
         if self._root_line > first_line or any(error.is_wrapper for error in recent):
             recent = list(self._errors)
-        own = [error for error in recent if not error.is_wrapper]
-        return _error_of_first_rank(own, self._root) or self._last_text()
+        own_errors = [error for error in recent if not error.is_wrapper]
+        return _error_of_first_rank(own_errors, self._root) or self._last_text()
 
     def _last_text(self) -> str:
         lines = [COLOUR.sub("", line).strip() for line in reversed(self._lines)]

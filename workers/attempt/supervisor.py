@@ -57,6 +57,12 @@ class FirstFailure(NamedTuple):
 
 
 class Supervisor:
+    """Runs the ranks of one attempt on this node, from their start until no process of the attempt is left.
+
+    `reason` is why the ranks are being stopped ("" while they are not), `kill_at_s` when those that still run are
+    killed. `by_group`: signals go to the ranks' process groups.
+    """
+
     def __init__(self, folder: AttemptFolder, attempt: AttemptId, secrets: dict[str, str]):
         self.folder = folder
         self.attempt = attempt
@@ -77,8 +83,8 @@ class Supervisor:
         self.lets_saves_finish = False
         self.has_written_stacks = False  # whether the stacks of the ranks were written to their logs
         self.reason = ""
-        self.asked_ranks: set[int] = set()  # ranks that still ran when they were first asked to stop
-        self.requested_at = float("inf")  # when that was, by the clock of the ranks' notes
+        self.interrupted_ranks: set[int] = set()  # ranks that still ran at the first request to stop
+        self.requested_at = float("inf")  # time of that request, by the clock of the ranks' notes
         self.ended_s: dict[int, float] = {}
         self.kill_at_s = float("inf")
         self.checked_s = 0.0
@@ -110,7 +116,7 @@ class Supervisor:
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._stop_ranks("preempt")
             recent_s = lease.now_s() - SIGNALLED_TOGETHER_S
-            self.asked_ranks |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > recent_s}
+            self.interrupted_ranks |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > recent_s}
         if number != signal.SIGCHLD:
             self.checked_s = 0.0
 
@@ -156,7 +162,7 @@ class Supervisor:
         if code != 0 and not self.reason:
             self.first_failed = FirstFailure(number, pid, disk_full.describe_full_disk(self._disks(number)))
             self._stop_ranks("failed")
-            if (self.results.failure(number) or {}).get("kind") == "nan":  # saves that have begun may finish
+            if (self.results.failure(number) or {}).get("kind") == "nan":  # saves that have started may finish
                 self.lets_saves_finish, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
 
     def _disks(self, number: int) -> list[str]:
@@ -212,19 +218,19 @@ class Supervisor:
         self.commands.kill_all()
         supervisor_handle.kill_all(self.folder, [os.getpid()])
 
-    def _stop_ranks(self, why: str) -> None:
+    def _stop_ranks(self, reason: str) -> None:
         """Start to stop the ranks for this reason, unless they are being stopped for a stronger one."""
-        if STRENGTH[why] <= STRENGTH[self.reason]:
+        if STRENGTH[reason] <= STRENGTH[self.reason]:
             return
-        self.reason = why
+        self.reason = reason
         graces_s = {"preempt": self.launch["grace_s"], "cancel": CANCEL_GRACE_S, "fence": CANCEL_GRACE_S}
-        grace_s = graces_s.get(why, 0.0)
+        grace_s = graces_s.get(reason, 0.0)
         self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
         self.checked_s = 0.0
         self.requested_at = min(self.requested_at, time.time())
         for pid, number in self.ranks.running.items() if grace_s else ():
             if process_tree.read_status(pid) is not None:  # it still runs
-                self.asked_ranks.add(number)
+                self.interrupted_ranks.add(number)
             process_tree.send(pid, signal.SIGTERM, group=self.by_group)
 
     def _command_saves(self) -> bool:
@@ -264,14 +270,14 @@ class Supervisor:
         """Reaction of the ranks to a preemption. A result of a command means that all its ranks here are done."""
         if self.reason != "preempt":
             return outcome.Preemption()
-        early, done = outcome.read_notes(self.folder.events, self.requested_at)
+        stopped_early, done_ranks = outcome.read_notes(self.folder.events, self.requested_at)
         if self.by_group and os.path.lexists(self.folder.result):
-            done = frozenset(self.ranks.codes)
-        return outcome.Preemption(frozenset(self.asked_ranks), early, done, self.by_group)
+            done_ranks = frozenset(self.ranks.codes)
+        return outcome.Preemption(frozenset(self.interrupted_ranks), stopped_early, done_ranks, self.by_group)
 
     def _failure(self, state: str) -> Failure | None:
         if state == "lost":
-            return self._node_failure("lost", "its lease passed: neither the server nor a fence could be reached")
+            return self._node_failure("lost", "its lease expired: neither the server nor a fence could be reached")
         if state == "preempted" and self.by_group and set(self.ranks.codes.values()) - outcome.TERMINATED - {0}:
             return self._first_failure()  # reported, but the attempt does not count as failed
         return (self.failure or self._first_failure()) if state == "failed" else None

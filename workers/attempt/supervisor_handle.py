@@ -65,7 +65,7 @@ def cgroup_of_record(record: Any) -> ControlGroup | None:
 class SupervisorHandle:
     """The supervisor of one attempt, for the agent.
 
-    The record is read once and kept: later damage has no effect.
+    The record is read once and cached: later damage has no effect.
     """
 
     def __init__(self, folder: AttemptFolder, lease_s: float):

@@ -28,7 +28,7 @@ SendSecrets = Callable[[Mapping[str, str]], None]
 class SupervisorLauncher:
     """Starts the supervisors of one agent. Thread-safe.
 
-    `begin()` starts the fork server. Without it, and while it is not available, each supervisor is started in a new
+    `start()` starts the fork server. Without it, and while it is not available, each supervisor is started in a new
     interpreter, and a lost fork server is started again for later ones.
     """
 
@@ -66,8 +66,8 @@ class SupervisorLauncher:
         if fork_server is None or pipes is None:
             if fork_server is not None:
                 self._replace(fork_server)
-            with _new_interpreter(folder, lock) as begin:
-                yield begin
+            with _new_interpreter(folder, lock) as send_secrets:
+                yield send_secrets
             return
         try:
             yield partial(self._send_secrets, fork_server, pipes, folder.path.name)

@@ -231,7 +231,7 @@ class BaseBackend(CompatMethods, ABC):
         return torch.device(catalogue.vendor(self.BACKEND_NAME).torch_device, device_id)
 
     def _info(self) -> dict[str, Any]:
-        """Values for DeviceInfo that this vendor provides; a key that is not a field goes into `properties`."""
+        """Values for DeviceInfo that this vendor provides; a key that is not a field is stored in `properties`."""
         return {}
 
     def _enter(self, later: Later) -> None:
@@ -257,5 +257,5 @@ class BaseBackend(CompatMethods, ABC):
         """Restore a state from `_device_rng`."""
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        """Return whether the device computes natively with a dtype, as documented; None if only a probe can tell."""
+        """Return whether the device computes natively with a dtype, as documented; None if it must be probed."""
         return True

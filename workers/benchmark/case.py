@@ -1,4 +1,4 @@
-"""A case: one workload with a given shape, and formulas for its operations and bytes. Plain data, without torch."""
+"""A case: one workload with one shape, and formulas for its operations and bytes. Plain data, without torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A definition at given sizes: `matmul/1024`. `mode` is "forward" or, for models, "train"."""
+    """A definition with values for its sizes: `matmul/1024`. `mode` is "forward" or, for models, "train"."""
 
     definition: Definition
     sizes: Mapping[str, int]

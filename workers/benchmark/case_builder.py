@@ -21,7 +21,7 @@ Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltCase:
     """A case that can be run. `sample` is in float32 and int64. `loss` reduces the output to a scalar, for training."""
 
     module: nn.Module
@@ -29,13 +29,13 @@ class Built:
     loss: Loss
 
 
-def build(case: Case, seed: int) -> Built:
+def build(case: Case, seed: int) -> BuiltCase:
     torch.manual_seed(seed)
     if case.definition.family == "model":
         module, inputs, loss = _MODELS[case.definition.name](case.sizes)
-        return Built(module, Sample(inputs, {}), loss)
+        return BuiltCase(module, Sample(inputs, {}), loss)
     function, inputs = _OPERATIONS[case.definition.name](case.sizes)
-    return Built(Operation(function), Sample(inputs, {}), mean_square)
+    return BuiltCase(Operation(function), Sample(inputs, {}), mean_square)
 
 
 class Operation(nn.Module):

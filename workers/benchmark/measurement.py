@@ -15,7 +15,7 @@ from workers.backends.base import BaseBackend
 from workers.backends.parts.device_transfer import tensors_of
 from workers.backends.parts.precision import name_of, precision_of
 from workers.benchmark import accuracy, reference
-from workers.benchmark.case_builder import Built
+from workers.benchmark.case_builder import BuiltCase
 from workers.benchmark.repeated_call import RepeatedCall
 from workers.benchmark.timing import Refill, Timer
 from workers.optimization_levels import OptimizationLevel
@@ -70,7 +70,7 @@ class PreparedCase:
 
 
 def prepare_case(
-    settings: CaseSettings, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int
+    settings: CaseSettings, built: BuiltCase, backend: BaseBackend, timer: Timer, cache_bytes: int
 ) -> PreparedCase:
     """Prepare one case. Raises Unsupported with the reason, and any exception of the workload."""
     dtype = precision_of(settings.precision)
@@ -131,13 +131,13 @@ def warm_up(call: Callable[[], Any], timer: Timer, refill: Refill = None) -> tup
     Takes at most 2 s, or the user's time limit for a case if that is shorter.
     """
     times_s: list[float] = []
-    most_s = min(MAX_WARMUP_S, timer.case_s)
+    max_s = min(MAX_WARMUP_S, timer.case_s)
     started, before = perf_counter(), float("inf")
     while len(times_s) < 1_000_000:
         times_s.append(timer.block(call, 1, refill=refill).call_s)
         now = median(times_s[-5:])
         steady = len(times_s) >= MIN_WARMUP_BLOCKS and abs(now - before) <= WARMUP_TOLERANCE * now
-        if steady or (len(times_s) >= 3 and perf_counter() - started > most_s):
+        if steady or (len(times_s) >= 3 and perf_counter() - started > max_s):
             break
         before = now
     return len(times_s), median(times_s[-5:])
@@ -156,7 +156,8 @@ def block_shape(call_s: float, overhead_s: float) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _DeviceCase:
-    """A case on its device. `run` is one call with given inputs; `forward` is the model, None for training.
+    """A case on its device. `run` makes one call with the inputs passed to it; `forward` is the model, None for
+    training.
 
     `synchronize` and `to_host` belong to kernels whose results are outside torch.
     """
@@ -172,7 +173,7 @@ class _DeviceCase:
 
 
 def _prepare(
-    settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+    settings: CaseSettings, built: BuiltCase, sample: Sample, backend: BaseBackend, dtype: torch.dtype
 ) -> _DeviceCase:
     if not settings.kernels:
         return (_training if settings.train else _forward)(settings, built, sample, backend, dtype)
@@ -185,7 +186,7 @@ def _prepare(
 
 
 def _forward(
-    settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+    settings: CaseSettings, built: BuiltCase, sample: Sample, backend: BaseBackend, dtype: torch.dtype
 ) -> _DeviceCase:
     model_dtype = dtype if settings.is_model else torch.float32  # an operation's inputs already have the precision
     prepared = _unsupported_on_user_error(
@@ -202,7 +203,7 @@ def _forward(
 
 
 def _training(
-    settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+    settings: CaseSettings, built: BuiltCase, sample: Sample, backend: BaseBackend, dtype: torch.dtype
 ) -> _DeviceCase:
     """Prepare a training step: forward, loss, backward and a step of plain SGD."""
     model = built.module.train()
@@ -271,7 +272,7 @@ def _check_gradients(
 def _cold_call(
     settings: CaseSettings, ready: _DeviceCase, repetition: RepeatedCall, cache_bytes: int
 ) -> Callable[[], Any]:
-    """Return a call that cycles through enough copies of its inputs that none is still in the cache."""
+    """Return a call that cycles through so many copies of its inputs that each leaves the cache before its next use."""
     if settings.train:
         raise Unsupported("a training step reads its weights anyway: only hot caches are measured")
     if repetition.refill is not None:
@@ -285,5 +286,5 @@ def _cold_call(
     copies = max(2, -(-COLD_TIMES_CACHE * cache_bytes // max(size_bytes, 1)) + 1)
     if copies * size_bytes > MAX_COLD_BYTES:
         copies = max(2, MAX_COLD_BYTES // max(size_bytes, 1))
-    turns = itertools.cycle([inputs, *(inputs.copy() for _ in range(copies - 1))])
-    return lambda: run(next(turns))
+    next_inputs = itertools.cycle([inputs, *(inputs.copy() for _ in range(copies - 1))])
+    return lambda: run(next(next_inputs))

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 
 class MLP(nn.Sequential):
-    """Fully connected layers of the given widths with ReLU between them."""
+    """Fully connected layers of these `widths` with ReLU between them."""
 
     def __init__(self, *widths: int):
         layers: list[nn.Module] = []

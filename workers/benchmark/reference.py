@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.backends.parts.device_transfer import map_tensors
-from workers.benchmark.case_builder import Built
+from workers.benchmark.case_builder import BuiltCase
 from workers.optimizers.output_difference import first_tensor
 from workers.optimizers.pass_context import Sample
 
@@ -26,7 +26,7 @@ class ReferenceResult:
     reason: str = ""
 
 
-def compute(built: Built, sample: Sample, train: bool, flops: float) -> ReferenceResult:
+def compute(built: BuiltCase, sample: Sample, train: bool, flops: float) -> ReferenceResult:
     """Compute the reference. `sample` is already rounded to the measured precision."""
     if flops > 20 * MAX_FLOPS:
         return ReferenceResult(reason=f"{flops:.2g} operations are too many for a reference on the CPU")

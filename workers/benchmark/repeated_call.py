@@ -1,6 +1,6 @@
 """Repeat a call with the same inputs and, for a forward, the same state of the model.
 
-Otherwise a call that changes its inputs in place would be timed on other values than the first, soon on infinities.
+Otherwise a call that overwrites its inputs would be timed on other values than the first, soon on infinities.
 """
 
 from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from workers.backends.parts.device_transfer import map_tensors
 from workers.benchmark import catalogue, energy, host
 from workers.benchmark import measurement as preparation
 from workers.benchmark.case import Case
-from workers.benchmark.case_builder import Built, build, mean_square
+from workers.benchmark.case_builder import BuiltCase, build, mean_square
 from workers.benchmark.collectives import prepare_collective
 from workers.benchmark.measurement import CaseSettings, PreparedCase, Unsupported
 from workers.benchmark.repeated_call import ModelState
@@ -53,8 +53,8 @@ class Session:
         self._verbs: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "state": self.state,
-            "prepare": self._open_or_report,
-            "run": self._block_or_report,
+            "prepare": self._open_or_error,
+            "run": self._block_or_error,
             "energy": self.energy,
             "close": self.close,
         }
@@ -122,7 +122,7 @@ class Session:
         Returns {} without a counter, or if inputs are restored between calls.
         """
         prepared, calls = self._find_case(measurement), 0
-        if self._joules is None or prepared.refill is not None:  # the counter would include the restoring
+        if self._joules is None or prepared.refill is not None:  # the counter would include the time of restoring
             return {}
         joules, started = self._joules(), time.monotonic()
         while (elapsed_s := time.monotonic() - started) < ENERGY_S:
@@ -137,7 +137,7 @@ class Session:
         self._backend.empty_cache()
         return {}
 
-    def _open_or_report(self, measurement: str, case: Message) -> Message:
+    def _open_or_error(self, measurement: str, case: Message) -> Message:
         """Call `open_case` and report exceptions of the workload, such as the user's own model, as its result:
         {"unsupported": reason} if this device cannot run it, {"failed": message} for any other."""
         try:
@@ -147,7 +147,7 @@ class Session:
         except Exception as e:
             return {"failed": _error_message(e)}
 
-    def _block_or_report(self, measurement: str) -> Message:
+    def _block_or_error(self, measurement: str) -> Message:
         self._find_case(measurement)
         try:
             return self.run_block(measurement)
@@ -186,7 +186,7 @@ class Session:
     def _open_user(self, request: Message) -> PreparedCase:
         """Prepare the user's own model. torch counts its operations, since there is no formula."""
         if self._user_build is None:
-            raise UserError("this session has no user's model", "name one with --entry")
+            raise UserError("this session has no user model", "pass --entry to name one")
         module, sample = self._user_build()
         if sample is None:
             raise UserError("a benchmark needs inputs", "add sample_input(batch_size) beside the model's factory")
@@ -198,7 +198,7 @@ class Session:
             request.get("kernels", ""),
         )  # fmt: skip
         prepared = preparation.prepare_case(
-            settings, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes
+            settings, BuiltCase(module, sample, mean_square), self._backend, self._timer, self._cache_bytes
         )
         prepared.facts |= {
             "flops": flops * (3 if train else 1),

@@ -24,7 +24,7 @@ IGNORED_LIBRARIES = ("ray", "polyfleet", "safetensors")
 
 
 def key(kind: str) -> str:
-    """Return the file's stem. It depends on the kind, the CPU's model, the libraries and the variables in HEEDED."""
+    """Return the file's stem. It depends on the kind, the CPU's model, the libraries and LIMITING_VARIABLES."""
     limits = {name: os.environ[name] for name in LIMITING_VARIABLES if name in os.environ}
     identity = json.dumps([kind, _cpu(), _libraries(), limits], sort_keys=True)
     return f"{kind.replace(':', '-')}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 class _ProgressWriter:
-    """Write progress lines, at most one every EVERY_S."""
+    """Write progress lines, at most one per PROGRESS_INTERVAL_S."""
 
     def __init__(self) -> None:
         self._last_s = 0.0

@@ -1,6 +1,6 @@
 """Save while training continues: copy the state, return, and write the copy in a thread. One save at a time.
 
-The copy is in memory that is kept between saves, laid out as the files will be. The thread hashes it and writes it,
+The copy is in memory that the next save reuses, laid out as the files will be. The thread hashes it and writes it,
 which costs the training next to nothing. CPU tensors are copied like all others, because a training step changes them.
 """
 

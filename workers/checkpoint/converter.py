@@ -1,6 +1,6 @@
 """Copy a checkpoint with every tensor in a dtype that a kind of device computes with natively.
 
-The copy is for tools that know no dtype policy. Conversion is streamed: a shard is converted while it is written, and
+The copy is for tools without a dtype policy. Conversion is streamed: a shard is converted while it is written, and
 only a few buffers are in memory.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.catalogue import require_known_kind
+from cluster.catalogue import resolve_kind
 from cluster.errors import Conflict
 from cluster.serialization import to_plain
 from workers.checkpoint.disk.commit import write_manifest
@@ -62,7 +62,7 @@ def convert(
     arrays and values stay as they are. `follow_links`: files of `source` may be links. Raises CheckpointError
     (DamagedCheckpoint, or a loss that `on_lossy` refuses) and UserError for an unknown kind.
     """
-    kind = require_known_kind(to_kind) if to_kind else ""
+    kind = resolve_kind(to_kind) if to_kind else ""
     policy = DtypePolicy(dtype, None, on_lossy, unsupported_dtypes(kind) if kind else None)
     files = files or Files()
     with CheckpointReader(checkpoint_folder(source, follow_links), follow_links) as reader:

@@ -9,7 +9,7 @@ from workers.checkpoint.format.manifest import Producer
 
 @dataclass(frozen=True, slots=True)
 class ConversionLoss:
-    """How a conversion changed values. Errors count values finite before and after; relative ones exclude zeros."""
+    """How a conversion changed values. Errors cover values finite before and after; relative errors exclude zeros."""
 
     values_changed: int = 0
     new_inf: int = 0

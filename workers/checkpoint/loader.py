@@ -28,7 +28,7 @@ from workers.errors import CheckpointError
 
 VERIFY = ("chunks", "full", "none", "once")
 ORDER = ("stateful", "module", "optimizer", "tree", "rng")
-"""Order in which live objects are changed: foreign code first, because only it may still fail; random state last."""
+"""Order in which live objects are changed: user code first, because only it may still fail; random state last."""
 
 Progress = Callable[[int, int], None]
 
@@ -121,7 +121,7 @@ def _load(
 
 
 class _StagedLoad:
-    """All entries, staged: `state` is load's result, `apply` fills it and changes its live objects."""
+    """All entries, staged. `state` is the result of `load`; `apply` fills it and changes its live objects."""
 
     def __init__(self, stage: LoadStage, into: Mapping[str, Any] | None, rank: int):
         self._stage, self._rank = stage, rank
@@ -137,8 +137,8 @@ class _StagedLoad:
             self._stage_entry(name)
 
     def apply(self, progress: Progress | None = None) -> None:
-        """Fill new tensors, then call foreign code, which may still raise, then change live objects.
-        Everything that foreign code gets is verified first.
+        """Fill new tensors, then call user code (`load_state_dict`), which may still raise, then change live objects.
+        Everything that user code gets is verified first.
         """
         on_bytes = _byte_counter(progress, self._stage.size_bytes())
         self._stage.fill_new(on_bytes)
@@ -189,7 +189,7 @@ def _byte_counter(progress: Progress | None, total: int) -> "Callable[[int], Non
 
 
 def _wait_for_background_save(path: "str | os.PathLike[str]") -> None:
-    """Wait for a background save of this process below `path`, so that its checkpoint is found."""
+    """Wait for a background save of this process below `path`, so that its checkpoint is included."""
     background = sys.modules.get("workers.checkpoint.background_saver")
     if background is not None:
         background.SHARED.wait_below(path)

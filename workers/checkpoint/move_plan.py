@@ -1,4 +1,4 @@
-"""Predict a load on another kind of device: what is kept, converted or refused, and whether it fits."""
+"""Predict a load on another kind of device: what stays as it is, what is converted or refused, and whether it fits."""
 
 import math
 from collections import defaultdict
@@ -19,13 +19,13 @@ HOST_STREAMS = ("python", "numpy", "cpu")
 def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True) -> dict[str, Any]:
     """Predict a load with dtype="native" on `count` devices of kind `to`, such as "tpu:v5e" or "amd".
 
-    "ok" is False if a dtype is refused or the devices are known to be too small. "memory"."fits" is `replicated` (each
-    device has room for everything), `sharded`, `no` or `unknown`. "cannot_follow" has a sentence for each thing that is
-    lost. Only the manifest is read. Raises UserError for an unknown kind.
+    "ok" is False if a dtype is refused or the devices are certainly too small. "memory"."fits" is `replicated` (each
+    device has enough memory for everything), `sharded`, `no` or `unknown`. "cannot_follow" has a sentence for each
+    thing that is lost. Only the manifest is read. Raises UserError for an unknown kind.
     """
     if count < 1:
         raise UserError(f"count is {count}", "plan for at least one device")
-    kind = catalogue.require_known_kind(to)
+    kind = catalogue.resolve_kind(to)
     manifest = read_manifest(Path(path), follow_links)
     unsupported = unsupported_dtypes(kind)
     decisions = {
@@ -44,12 +44,12 @@ def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True
         "memory": memory,
         "reshard": _reshard(manifest, count),
         "random": random,
-        "cannot_follow": _what_is_lost(dtypes, memory, random),
+        "cannot_follow": _loss_sentences(dtypes, memory, random),
     }
 
 
 def _device_tensors(manifest: Manifest) -> dict[str, TensorEntry]:
-    """Tensors that go to the device: all but random states and numpy arrays, which stay on the host."""
+    """Return the tensors that are loaded on the device: all but random states and numpy arrays."""
     states = f"{RANDOM}/ranks/"
     return {
         name: tensor
@@ -136,7 +136,7 @@ def _device_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
     return streams
 
 
-def _what_is_lost(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
+def _loss_sentences(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
     refused = [f"{d['tensors']} tensors of {d['dtype']}: {d['reason']}" for d in dtypes if d["action"] == "refuse"]
     restarted = [f"random numbers of {name}: {fate}" for name, fate in random.items() if fate != "continued"]
     too_small = (

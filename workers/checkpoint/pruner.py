@@ -37,7 +37,7 @@ def discard(path: str | Path) -> dict[str, Any]:
 def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, Any]:
     """Delete old checkpoints: {"root", "kept", "deleted": [names], "bytes", "dry_run"}.
 
-    Keeps the `keep` newest sound checkpoints of a folder. The first of them is the newest whose every byte verifies;
+    Keeps the `keep` newest sound checkpoints of a folder. The first of them is the newest of which every byte verifies;
     damaged ones newer than that are left for inspection, and pinned ones stay. Leftovers of dead writers are deleted
     too. Raises UserError, NotFound, Conflict with a writer, CheckpointError if none verifies.
     """

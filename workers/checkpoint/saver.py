@@ -1,4 +1,4 @@
-"""Save a checkpoint: write to a side folder, fsync, rename, manifest last. A crash never damages older ones.
+"""Save a checkpoint: write to a temporary folder, fsync, rename, manifest last. A crash never damages older ones.
 
 1  .part-step-…/ is created, its shards written and fsynced       readers ignore a folder with that name
 2  it is renamed to step-…/ and the root fsynced                  without a manifest it is not a checkpoint yet
@@ -23,7 +23,7 @@ import torch
 from cluster.serialization import from_plain, to_plain
 from cluster.version import VERSION as POLYFLEET
 from workers.attempt.commit_guard import check_not_replaced
-from workers.checkpoint.disk.destination import Destination, OnDisk
+from workers.checkpoint.disk.destination import Destination, FolderDestination
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
 from workers.checkpoint.disk.writer import Arena, Progress
@@ -58,7 +58,7 @@ class Saved:
 
 
 class PreparedSave:
-    """A checkpoint whose content is fixed: named, described, laid out. `arena` has a copy, if one was taken."""
+    """A checkpoint whose content is fixed: named, described, laid out. `arena` has a copy, if one was made."""
 
     def __init__(
         self, to: Destination, step: int, state: Mapping[str, Any], producer: Producer, ranks: CheckpointRanks
@@ -124,8 +124,8 @@ def save(
     files: Files | None = None,
 ) -> "Saved | SaveInProgress":
     """Write a checkpoint of `state` below `root` and return a Saved once it is durable.
-    With `asynchronous`, return a SaveInProgress once a copy is taken. A save that is still being written is waited for
-    first, and its error is raised here.
+    With `asynchronous`, return a SaveInProgress once the state has been copied. A save that is still being written is
+    waited for first, and its error is raised here.
 
     An entry of `state` is a module, an optimizer, anything with state_dict and load_state_dict, nested values and
     tensors, or `"rng": True`. `keep` is the number of newest checkpoints to retain, not counting pinned ones. `attempt`
@@ -152,7 +152,7 @@ def prepare(
     kind: str,
     files: Files | None,
 ) -> PreparedSave:
-    """Make all checks that need no writing. Raises CheckpointError, on every rank."""
+    """Check and lay out a checkpoint before anything is written. Raises CheckpointError, on every rank."""
     _check_arguments(step, keep)
     producer = producer_of(attempt, kind)
     ranks = checkpoint_ranks(state)
@@ -165,7 +165,7 @@ def prepare(
 def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Destination:
     """Return a folder of this machine, or an object store for a URI."""
     if "://" not in str(root):
-        return OnDisk(Path(root), name, files)
+        return FolderDestination(Path(root), name, files)
     from workers.checkpoint.transfer.object_store import ObjectStoreDestination
 
     return ObjectStoreDestination(str(root), name)

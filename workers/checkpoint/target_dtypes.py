@@ -20,8 +20,8 @@ _REPLACEMENTS: dict[str, tuple[str, ...]] = {
     "bfloat16": ("float16", "float32"),
     **dict.fromkeys(FP8, ("bfloat16", "float16", "float32")),
 }
-"""Replacements, preferred first: the same size, as models are run on such devices. Optimizer state goes to float32.
-Complex numbers and integers have no replacement, because half of their meaning would be lost.
+"""Replacements, preferred first: the same size, as models are run on such devices. Optimizer state is converted to
+float32. Complex numbers and integers have no replacement, because half of their meaning would be lost.
 """
 
 _MAY_LOSE = {("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "float16")}
@@ -29,7 +29,7 @@ _MAY_LOSE = {("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "floa
 
 @dataclass(frozen=True, slots=True)
 class DtypeDecision:
-    """A dtype's fate on a target: `action` is keep, convert or refuse; `may_lose` if values can change."""
+    """How a load treats a dtype on a target: `action` is keep, convert or refuse; `may_lose` if values can change."""
 
     action: str
     to: str
@@ -93,13 +93,13 @@ def _flavour(backend: str, model: str) -> str:
 
 
 def decide_dtype(tensor: TensorEntry, dtype: str, unsupported: Mapping[str, str]) -> DtypeDecision:
-    """Decide whether `tensor`, requested as `dtype`, is kept, converted or refused."""
+    """Decide whether `tensor`, requested as `dtype`, stays as it is, is converted or is refused."""
     if dtype not in unsupported:
         return DtypeDecision("keep", dtype)
     flavour = _other_flavour(dtype) if tensor.scale else ""
     if flavour and flavour not in unsupported:
         return DtypeDecision(
-            "convert", flavour, f"{unsupported[dtype]}; its scale makes up for the flavour", may_lose=True
+            "convert", flavour, f"{unsupported[dtype]}; its scale compensates for the flavour", may_lose=True
         )
     choices = _REPLACEMENTS.get(dtype, ())
     if tensor.role in ("optimizer", "master"):

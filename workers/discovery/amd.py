@@ -160,7 +160,7 @@ def _on_chip(machine: Machine, node: str, properties: CardReply) -> dict[str, Sc
 
 
 def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | None]:
-    """Return (total, free) bytes. A partition's total comes from KFD; free is known only for an unpartitioned card."""
+    """Return (total, free) bytes. A partition's total comes from KFD; free is None for a partitioned card."""
     banks = [CardReply("", "KFD", _properties(machine, bank)) for bank in machine.glob(f"{node}/mem_banks/*")]
     on_card = [bank for bank in banks if (bank.number("heap_type") or SYSTEM_HEAP) != SYSTEM_HEAP]
     local = sum(bank.number("size_in_bytes") or 0 for bank in on_card)

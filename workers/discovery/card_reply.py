@@ -25,7 +25,7 @@ class CardReply:
 
     @classmethod
     def of(cls, card: str, source: str, fields: Any) -> "CardReply":
-        """Wrap `fields`, unless it is an Answer already."""
+        """Wrap `fields`, unless it is a CardReply already."""
         return fields if isinstance(fields, CardReply) else cls(card, source, fields)
 
     def number(self, name: str, *, needed: bool = False, at_least: int = 0, at_most: int = 1 << 63) -> int | None:
@@ -49,8 +49,8 @@ class CardReply:
     def text(self, name: str, otherwise: str = "") -> str:
         """Return a field as text, or `otherwise` if the tool does not know it, which is not reported."""
         value = self._fields.get(name)
-        is_known = isinstance(value, str | int | float) and str(value).strip().lower() not in UNKNOWN_TEXTS
-        return str(value).strip() if is_known else otherwise
+        has_value = isinstance(value, str | int | float) and str(value).strip().lower() not in UNKNOWN_TEXTS
+        return str(value).strip() if has_value else otherwise
 
     @property
     def problem(self) -> str:

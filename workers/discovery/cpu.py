@@ -66,9 +66,10 @@ def name(machine: Machine) -> str:
 
 
 def topology(machine: Machine) -> dict[str, Scalar]:
-    """Sockets, physical cores, logical CPUs, NUMA nodes and caches of the whole machine, whatever this process may use.
+    """Sockets, physical cores, logical CPUs, NUMA nodes and caches of the machine.
 
-    Values that the kernel does not report (sockets on most Arm machines) are missing.
+    Those that this process may not use are included. Values that the kernel does not report (sockets on most Arm
+    machines) are missing.
     """
     info = [line.partition(":") for line in machine.text("proc/cpuinfo").splitlines()]
     entries = [(key.strip(), value.strip()) for key, _, value in info]

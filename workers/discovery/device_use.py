@@ -54,7 +54,7 @@ def use_of(device: Device, machine: Machine) -> DeviceUse | None:
 
 
 def _amd(device: Device, machine: Machine) -> DeviceUse | None:
-    """Utilization of an AMD device. Partitions of a card share its files, so each gets the values of the whole card.
+    """Utilization of an AMD device. Partitions of a card share its files, so each gets the values of the full card.
 
     sysfs has power in microwatts and temperature in millidegrees. Source: the kernel's
     Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst.

@@ -19,7 +19,11 @@ from workers.selection import device_preference
 
 
 class HardwareProfile(BaseModel):
-    """A machine. `hardware_type` and `device_name` are its best device's; counts and memory cover all of that type."""
+    """The devices of a machine.
+
+    `hardware_type` (a back end) and `device_name` are those of its best device. `device_count` and `total_memory_gb`
+    cover all usable devices of that back end.
+    """
 
     model_config = ConfigDict(frozen=True)
 

@@ -13,7 +13,7 @@ from workers.discovery.machine import Machine
 from workers.discovery.memory import host_memory
 
 VENDOR = 0x8086
-# PCI address at which firmware always places the graphics inside a CPU.
+# PCI address that firmware always assigns to the graphics inside a CPU.
 INTEGRATED_ADDRESS = "0000:00:02.0"
 
 

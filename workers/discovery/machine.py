@@ -117,7 +117,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 def _kill_with_all(pid: int) -> None:
     """Kill the session that `pid` leads and its descendants, whose sessions may differ, as those of a probe's tools.
 
-    Suspends each process when it is found, so that it cannot start another before it is killed.
+    Suspends each process as soon as it is listed, so that it cannot start another before it is killed.
     """
     suspended: dict[int, psutil.Process] = {}
     with suppress(psutil.Error):

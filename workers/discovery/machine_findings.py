@@ -1,4 +1,4 @@
-"""Findings for `doctor` about the whole machine: resource limits, GPU faults in the kernel's log, old drivers."""
+"""Findings for `doctor` about the machine: resource limits, GPU faults in the kernel's log, old drivers."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def health(devices: Sequence[Device], machine: Machine) -> list[Finding]:
 
 
 def _limits(machine: Machine) -> list[Finding]:
-    """Report limits below the whole machine. They are not errors, but may surprise a user."""
+    """Report limits below what the machine has. They are not errors, but may surprise a user."""
     findings = []
     cpus, allowed = psutil.cpu_count() or 1, cores(machine)
     if allowed < cpus:

@@ -50,7 +50,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     replies = [_card_reply(number, fields) for number, fields in enumerate(listed)]
     cores = devices(replies, _generation(chips), machine)
     visible = machine.visible("NEURON_RT_VISIBLE_CORES")
-    remedy = "run neuron-ls by hand; update aws-neuronx-tools, or reboot if a chip does not answer"
+    remedy = "run neuron-ls by hand; update aws-neuronx-tools, or reboot if a chip does not respond"
     visible_devices = [d for d in cores if visible is None or d.index in _numbers(visible)]
     return visible_devices, findings + unread("neuron", replies, remedy)
 

@@ -1,6 +1,6 @@
 """NVIDIA GPUs, through NVML (nvidia-ml-py), which opens no CUDA context. Each MIG slice is a device.
 
-`nvidia_nvml.ask` returns NVML's replies as JSON-like data, and `devices` converts them. Runs in a child process,
+`nvidia_nvml.query` returns NVML's replies as JSON-like data, and `devices` converts them. Runs in a child process,
 because NVML can hang.
 """
 
@@ -44,12 +44,12 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         return [], [_no_driver(len(cards))] if cards else []
     if find_spec("pynvml") is None:
         return [], [_no_library()]
-    found, findings = devices(query_nvml(), machine.visible("CUDA_VISIBLE_DEVICES"), machine)
-    return found, findings + _no_access(machine, found)
+    visible_devices, findings = devices(query_nvml(), machine.visible("CUDA_VISIBLE_DEVICES"), machine)
+    return visible_devices, findings + _no_access(machine, visible_devices)
 
 
 def query_nvml() -> dict[str, Any]:
-    """Return NVML's replies; see `nvidia_nvml.ask`."""
+    """Return NVML's replies; see `nvidia_nvml.query`."""
     import pynvml
 
     return nvml.query(pynvml)
@@ -58,7 +58,7 @@ def query_nvml() -> dict[str, Any]:
 def devices(
     reply: dict[str, Any], visible: list[str] | None, machine: Machine | None = None
 ) -> tuple[list[Device], list[Finding]]:
-    """Convert the result of `nvidia_nvml.ask`. Leaves out devices not in `visible` (numbers or UUID prefixes)."""
+    """Convert the result of `nvidia_nvml.query`. Leaves out devices not in `visible` (numbers or UUID prefixes)."""
     if error := reply.get("error"):
         return [], [Finding("error", "nvidia", f"NVML: {error}", nvml.remedy(reply.get("code", 18)))]
     # CUDA does not count a lost card, so the CUDA numbers of later cards differ from NVML's: select by UUID.
@@ -151,7 +151,7 @@ def _slice(card: dict[str, Any], number: int, part: dict[str, Any], card_device:
     profile = part["name"].rpartition("MIG ")[2]
     reason = nvml.unusable_reason(part.get("failed", {}))
     if not (profile and part["uuid"]):
-        reason = reason or f"NVML did not report the {'UUID' if profile else 'profile'} of this slice"
+        reason = reason or f"NVML did not return the {'UUID' if profile else 'profile'} of this slice"
     return replace(
         card_device,
         kind=f"{card_device.kind}-MIG-{catalogue.model_name(profile) if profile else 'unknown'}",
@@ -196,8 +196,8 @@ def model(name: str, total_bytes: int | None, pci_device: int | None = None) -> 
     by its PCI id. A card that is not in the catalogue is named by name and size, `RTX-9999-24GB`, or by its PCI id,
     `0x2b99`, if the driver has no name for it.
     """
-    words = [w for w in re.split(r"[\s-]+", name) if w and not NOT_MODEL.fullmatch(w)]
-    short = catalogue.model_name("-".join(words)) if words else ""
+    parts = [w for w in re.split(r"[\s-]+", name) if w and not NOT_MODEL.fullmatch(w)]
+    short = catalogue.model_name("-".join(parts)) if parts else ""
     pci_id = f"{pci_device:04x}" if pci_device else ""
     candidates = (
         *(catalogue.match_device("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short)),

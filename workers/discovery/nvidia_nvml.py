@@ -200,7 +200,7 @@ def _ends_use(name: str, code: int) -> bool:
 
 
 def findings(failed: dict[str, dict[str, tuple[int, str]]]) -> list[Finding]:
-    """Report failed calls, given by card (or "this machine"). Cards with the same failure share a finding.
+    """Report failed calls. `failed` has them by card (or "this machine"). Cards with the same failure share a finding.
 
     Calls that a healthy card may not support are not reported.
     """

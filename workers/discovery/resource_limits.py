@@ -57,8 +57,8 @@ def _groups(machine: Machine, controller: str) -> Iterator[str]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = "sys/fs/cgroup" if not controllers else f"sys/fs/cgroup/{controller}"
-        below = PurePosixPath(path.lstrip("/"))
-        yield from (str(PurePosixPath(mount) / part) for part in (below, *below.parents))
+        relative_path = PurePosixPath(path.lstrip("/"))
+        yield from (str(PurePosixPath(mount) / part) for part in (relative_path, *relative_path.parents))
 
 
 def _cpu_quota(machine: Machine, folder: str) -> float | None:

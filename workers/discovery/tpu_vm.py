@@ -18,7 +18,7 @@ KEYS = {
 
 
 def facts(environ: Mapping[str, str]) -> dict[str, Scalar]:
-    """Return accelerator_type (`v5litepod-8`), topology (`2x4`) and worker_id, as far as they are known."""
+    """Return accelerator_type (`v5litepod-8`), topology (`2x4`) and worker_id, without those that are unknown."""
     values = {fact: environ[variable] for fact, (variable, _) in KEYS.items() if environ.get(variable)}
     if "accelerator_type" not in values:
         values = _from_metadata(environ) | values

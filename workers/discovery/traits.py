@@ -7,7 +7,7 @@ from workers.capability.documented import rows_of
 
 
 def traits(device: Device, dtypes: Sequence[str]) -> dict[str, Scalar]:
-    """Return `fp8_supported`, `matrix_cores` and `shared_memory_per_block_bytes`, as far as they are known."""
+    """Return `fp8_supported`, `matrix_cores` and `shared_memory_per_block_bytes`, without those that are unknown."""
     facts: dict[str, Scalar] = {}
     if dtypes:
         facts["fp8_supported"] = fp8_supported(dtypes)

@@ -14,4 +14,6 @@ OPERATIONS = (
 
 
 class KernelBackend(Gradients):
-    """All operations on one device. Raises KernelsUnavailable without its driver, UserError for another device."""
+    """All operations on one device. The constructor raises KernelsUnavailable if the driver is missing, and UserError
+    for a device that these kernels do not support.
+    """

@@ -97,19 +97,19 @@ def _create(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
 
 
 def _create_fallback(
-    refused: KernelsUnavailable, others: Sequence[str], device: Any, options: dict[str, Any]
+    error: KernelsUnavailable, names: Sequence[str], device: Any, options: dict[str, Any]
 ) -> "KernelBackend":
-    reasons = [f"{refused.kernels}: {refused.reason}"]
-    for name in others:
+    reasons = [f"{error.kernels}: {error.reason}"]
+    for name in names:
         try:
             kernels = _create(name, device, {})
         except KernelsUnavailable as e:
             reasons.append(f"{e.kernels}: {e.reason}")
             continue
-        kernels.fallback_from, kernels.fallback_reason = refused.kernels, refused.reason
-        log.warning("using kernels %s instead of %s: %s", name, refused.kernels, refused.reason)
+        kernels.fallback_from, kernels.fallback_reason = error.kernels, error.reason
+        log.warning("using kernels %s instead of %s: %s", name, error.kernels, error.reason)
         return kernels
-    raise KernelsUnavailable(refused.kernels, f"nor any of the fallbacks ({'; '.join(reasons)})")
+    raise KernelsUnavailable(error.kernels, f"no fallback can be used either ({'; '.join(reasons)})")
 
 
 def _require_memory(kernels: "KernelBackend", bytes_needed: int) -> None:

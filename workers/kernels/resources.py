@@ -1,8 +1,9 @@
 """Resources of each configuration of a Triton kernel, compiled without a device, and whether it may be launched.
 
 A configuration that spills registers, or needs more threads or shared memory than a program may have, is never
-launched: parts/triton_table.py has no such one, sources/resources.json proves it for the current sources, and
-parts/triton_launch.py checks it there. Imports neither torch nor Triton: compilers run in separate processes.
+launched: parts/triton_table.py contains none, sources/resources.json has the numbers for the current sources, and
+parts/triton_launch.py checks them before a launch. Imports neither torch nor Triton: compilers run in separate
+processes.
 """
 
 import json
@@ -21,7 +22,7 @@ from workers.errors import KernelsUnavailable
 from workers.kernels.parts import triton_compile
 from workers.kernels.parts import triton_table as table
 from workers.kernels.parts.triton_compilers import compile_jobs
-from workers.kernels.parts.triton_table import Config, Target
+from workers.kernels.parts.triton_table import CompileTarget, Config
 
 SOURCES = Path(__file__).parent / "sources"
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -30,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class KernelResources:
     """A configuration compiled for a target. `refused`: why it must not be launched, or ""."""
 
     target: str
@@ -51,7 +52,9 @@ class Resources:
         return {key: value for key, value in asdict(self).items() if key != "config"} | form
 
 
-def refusal_reason(config: Config, on: Target, registers: int = 0, spills: int = 0, shared_bytes: int = 0) -> str:
+def refusal_reason(
+    config: Config, on: CompileTarget, registers: int = 0, spills: int = 0, shared_bytes: int = 0
+) -> str:
     """Compare a configuration's numbers with a target's limits. Return why it must not be launched, or ""."""
     threads = config.warps * on.lanes
     if threads > on.threads:
@@ -69,7 +72,7 @@ def refusal_reason(config: Config, on: Target, registers: int = 0, spills: int =
 
 def compile_report(
     targets: Sequence[str], progress: Progress | None = None, kernels: Collection[str] = ()
-) -> list[Resources]:
+) -> list[KernelResources]:
     """Compile, with the installed Triton, every configuration that the table may launch on `targets`.
 
     `kernels` limits them to these kernels. `progress(done, total)` is called after each. Raises UserError for an
@@ -82,17 +85,17 @@ def compile_report(
     return compile_configurations([job for job in jobs if not kernels or job.config.kernel in kernels], progress)
 
 
-def launchable_configurations(targets: Sequence[str], triton: tuple[int, int]) -> list[Resources]:
+def launchable_configurations(targets: Sequence[str], triton: tuple[int, int]) -> list[KernelResources]:
     """List the configurations that the table may launch with a version of Triton, not yet compiled."""
     return [
-        Resources(on.name, dtype, config)
+        KernelResources(on.name, dtype, config)
         for on in map(_compilable, dict.fromkeys(targets))
         for dtype, itemsize in DTYPES.items()
         for config in table.configs(on, itemsize, triton)
     ]
 
 
-def compile_configurations(jobs: Sequence[Resources], progress: Progress | None = None) -> list[Resources]:
+def compile_configurations(jobs: Sequence[KernelResources], progress: Progress | None = None) -> list[KernelResources]:
     """Compile configurations and add their numbers, reusing results for the same source and Triton."""
     release, stored = installed(), _read_cache()
     keys = {job: key_of(job, release) for job in jobs}
@@ -108,12 +111,12 @@ def compile_configurations(jobs: Sequence[Resources], progress: Progress | None 
     return [check_limits(job, numbers[job]) for job in jobs]
 
 
-def refused_rows(rows: Iterable[Resources]) -> list[Resources]:
+def refused_rows(rows: Iterable[KernelResources]) -> list[KernelResources]:
     """Return those that must not be launched: they spill, exceed a limit, or do not compile."""
     return [row for row in rows if row.refused]
 
 
-def check_limits(row: Resources, reply: dict[str, Any]) -> Resources:
+def check_limits(row: KernelResources, reply: dict[str, Any]) -> KernelResources:
     if "error" in reply:
         return replace(row, refused=f"does not compile: {reply['error']}")
     registers, spills, shared = (int(reply[name]) for name in NUMBERS)
@@ -143,7 +146,7 @@ def source_hashes() -> dict[str, str]:
     return {module: source_hash(module) for module, _ in dict.fromkeys(table.KERNELS.values())}
 
 
-def key_of(row: Resources, release: str) -> str:
+def key_of(row: KernelResources, release: str) -> str:
     """Key of a cached result: everything it depends on, including the programs that the table selects."""
     on = table.target(row.target)
     programs = sha256(repr(triton_compile.variants(row.config, row.dtype, on)).encode()).hexdigest()[:8]
@@ -156,10 +159,10 @@ def major_minor(release: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _compilable(name: str) -> Target:
+def _compilable(name: str) -> CompileTarget:
     on = table.target(name)
     if on.vendor == "intel":
-        raise UserError(f"only the driver knows the registers of target {name!r}", "name a target of NVIDIA or AMD")
+        raise UserError(f"only the driver of target {name!r} can report its registers", "use a target of NVIDIA or AMD")
     return on
 
 

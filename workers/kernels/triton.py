@@ -35,7 +35,7 @@ class Kernels(TritonGradients, KernelBackend):
         self.target = own if target is None else table.target(target)
         self.interpreted = self.device.type == "cpu"
         self.flushes_subnormals = self.interpreted  # the interpreter's conversion to bfloat16 corrupts them
-        self.launch = launching.Launcher(self.device, self.target)
+        self.launch = launching.KernelLauncher(self.device, self.target)
         self.version = launching.installed() or (0, 0)
         self._forms = lru_cache(None)(table.rows)
 

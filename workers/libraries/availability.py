@@ -67,7 +67,7 @@ def xeon() -> str:
     return "" if find_spec("torch.backends.xeon") else f"torch {torch().__version__} has no torch.backends.xeon"
 
 
-def package(name: str) -> str:
+def installed_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

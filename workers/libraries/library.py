@@ -74,12 +74,12 @@ class Library:
         """Set the switch, and restore it at the end. It applies to all threads: torch has one state per process."""
         if self.switch is None:
             raise UserError(f"{self.display_name} cannot be switched in a running process", self._alternative(on))
-        before = self.switch.read()
+        old_state = self.switch.read()
         self.switch.set(on)
         try:
             yield
         finally:
-            self.switch.set(before)
+            self.switch.set(old_state)
 
     def _alternative(self, on: bool) -> str:
         if self.launcher:

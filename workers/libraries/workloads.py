@@ -46,12 +46,12 @@ def nnpack() -> Observation:
 
     images, kernels = torch.rand(17, 16, 28, 28), torch.rand(16, 16, 3, 3)
     work = lambda: torch.nn.functional.conv2d(images, kernels, padding=1)  # noqa: E731
-    before = MKLDNN.read()
+    old_state = MKLDNN.read()
     MKLDNN.set(False)
     try:
         return which_ran(work, "_nnpack_spatial_convolution", "_slow_conv2d_forward")
     finally:
-        MKLDNN.set(before)
+        MKLDNN.set(old_state)
 
 
 def attention_layer() -> Observation:
@@ -63,7 +63,7 @@ def attention_layer() -> Observation:
 
 
 def einsum() -> Observation:
-    """Compute ij,jk,kl with a narrow l: opt_einsum multiplies jk and kl first, plain torch goes left to right."""
+    """Compute ij,jk,kl with a narrow l: opt_einsum multiplies jk and kl first, plain torch multiplies left to right."""
     import torch
 
     a, b, c = torch.rand(64, 64), torch.rand(64, 64), torch.rand(64, 4)

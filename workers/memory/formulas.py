@@ -56,7 +56,7 @@ def _training(weights: int, state: int, saved: int, backward: int, step: int) ->
 
 
 def _dtype_bytes(dtype: Any) -> int:
-    """Bytes per element of a dtype, given by name or as a torch.dtype."""
+    """Bytes per element of a dtype: a name or a torch.dtype."""
     name = long_name(str(dtype).removeprefix("torch."))
     if name not in BYTES:
         raise UserError(f"unknown dtype {name!r}", nearest(name, [*BYTES, *SHORT]))

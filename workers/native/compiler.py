@@ -56,7 +56,7 @@ def check_fast_math(flags: Sequence[str]) -> None:
 
 
 def find_compiler() -> Compiler:
-    """Return $CXX, with its arguments, else the first of CHOICES that is installed. Raises NativeUnavailable."""
+    """Return $CXX, with its arguments, else the first of COMPILERS that is installed. Raises NativeUnavailable."""
     named = os.environ.get("CXX", "")
     try:
         arguments = shlex.split(named)

@@ -14,7 +14,7 @@ CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 class NotTraceable(Exception):
-    """The model's forward depends on data in a way torch.fx cannot trace; the text contains the error."""
+    """torch.fx cannot trace the model's forward, which may depend on data. The text contains the error."""
 
 
 def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:

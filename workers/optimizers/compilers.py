@@ -30,7 +30,7 @@ def compile_model(model: nn.Module, context: PassContext) -> nn.Module:
     traits = context.backend.traits
     if not traits.compiler:
         raise SkipPass(f"{context.backend.kind} has no compiler")
-    if context.compiled or model._compiled_call_impl is not None:
+    if context.is_compiled or model._compiled_call_impl is not None:
         raise SkipPass("the model is already compiled")
     if traits.graph_captures and (context.sample is None or context.is_training(model)):
         context.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"

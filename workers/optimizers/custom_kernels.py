@@ -8,7 +8,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts.precision import precision_of
 from workers.kernels.models import kernel_insertion
-from workers.kernels.models.kernel_insertion import Fitted
+from workers.kernels.models.kernel_insertion import InsertedKernels
 from workers.optimizers.pass_context import (
     PassContext,
     PreparedModel,
@@ -84,10 +84,10 @@ def restore_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def _insert_kernels(model: nn.Module, sample: Sample, context: PassContext) -> Fitted:
+def _insert_kernels(model: nn.Module, sample: Sample, context: PassContext) -> InsertedKernels:
     try:
         return kernel_insertion.fit(
-            model, sample, context.backend.device, learns=context.is_training(model), compiled=context.compiles
+            model, sample, context.backend.device, training=context.is_training(model), compiled=context.will_compile
         )
     except (TypeError, RuntimeError) as e:
         kernel_insertion.restore(model)
@@ -105,7 +105,7 @@ def _require_close(model: nn.Module, sample: Sample, expected: list[torch.Tensor
         raise
 
 
-def _main_reason(fitted: Fitted) -> str:
+def _main_reason(fitted: InsertedKernels) -> str:
     """Why no kernels are used: the most frequent reason."""
     reasons = list(fitted.unchanged_modules.values())
     if not reasons:

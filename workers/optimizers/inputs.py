@@ -1,4 +1,4 @@
-"""Inputs of repeated calls: a model that changes its input in place gets an unchanged copy at each call."""
+"""Inputs of repeated calls: a model that overwrites its input gets an unchanged copy at each call."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -47,7 +47,7 @@ class Inputs:
 
     def probe(self, call: Callable[[], Any]) -> None:
         """Detect whether `call`, which uses `next_input`, changes its inputs. Nothing is timed."""
-        self.changed = ("not known yet",)
+        self.changed = ("not compared yet",)
         self.first()
         call()
         self.compare()
@@ -58,7 +58,7 @@ class Inputs:
             self._copies, self._next = [self._sample.copy() for _ in range(calls)], 0
 
     def next_input(self) -> Sample:
-        """Return the next input. It is kept until the next `refill`, because freeing memory also takes time."""
+        """Return the next input. It is freed only by the next `refill`, because freeing memory also takes time."""
         if not self.changed:
             return self._sample
         self._next += 1

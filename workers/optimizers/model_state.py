@@ -42,7 +42,7 @@ class StateSnapshot:
         self._restore_contents()
 
     def restore_changed(self) -> None:
-        """Restore every value that was not None. Tensors added since then, such as a computed table, are kept."""
+        """Restore every value that was not None. Tensors added since then, such as a computed table, stay."""
         self._values.update({name: value for name, value in self._before.items() if value is not None})
         self._restore_contents()
 

@@ -1,6 +1,6 @@
 """The optimiser: try every pass of a level on the sample input, and measure the model with and without it.
 
-A pass is kept only if the result stays correct and does not become slower.
+A pass is accepted only if the result stays correct and does not become slower.
 """
 
 from time import perf_counter
@@ -135,7 +135,7 @@ class ModelOptimizer:
 
 
 class _Trials:
-    """Trials of passes: those kept so far, with measurements. A candidate is always built from a fresh copy."""
+    """Trials of passes: those accepted so far, with measurements. A candidate is always built from a fresh copy."""
 
     def __init__(self, model: nn.Module, context: PassContext, tolerance: float | None):
         self.model, self.pass_context, self.tolerance = model, context, tolerance
@@ -167,7 +167,7 @@ class _Trials:
         return self
 
     def build(self, own_model: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
-        """Apply the kept passes, and `extra`, to a model that we own. Raises SkipPass if `extra` does not apply."""
+        """Apply the accepted passes, and `extra`, to a model that we own. Raises SkipPass if `extra` does not apply."""
         selected = [*self.accepted, *([extra] if extra else [])]
         self.pass_context.details, self.pass_context.compile_mode = (
             {},
@@ -184,7 +184,7 @@ class _Trials:
 
     def _try_pass(self, one: passes.Pass) -> None:
         if one.name == "max_autotune" and not any(p.name == "compile" for p in self.accepted):
-            raise SkipPass("the compiler was not kept")
+            raise SkipPass("the pass needs compile, which was not accepted")
         started = perf_counter()
         candidate = self.build(deep_copy(self.model), one)
         actual = self._outcome(candidate)

@@ -39,7 +39,7 @@ class Sample(NamedTuple):
     kwargs: dict[str, Any]
 
     def copy(self) -> "Sample":
-        """Return a deep copy, since a call may change it in place. Views of one storage stay views of one storage."""
+        """Return a deep copy, since a call may overwrite it. Views of one storage stay views of one storage."""
         memo: dict[int, Any] = {id(t): t.detach().clone() for t in tensors_of(self) if not t.is_leaf}
         try:
             return copy.deepcopy(self, memo)
@@ -52,8 +52,8 @@ class PassContext:
     """What a pass may use. `sample` is one call's inputs on the device, or None.
 
     `memory_bytes` limits the memory of training (None: all that is free); `compile_mode` is for torch.compile.
-    `compiled`: the caller has wrapped the model in torch.compile. `compiles`: a later pass will compile it. Passes
-    record their results in `details` and `folded`.
+    `is_compiled`: the caller has wrapped the model in torch.compile. `will_compile`: a later pass will compile it.
+    Passes record their results in `details` and `folded`.
     """
 
     backend: "BaseBackend"
@@ -64,8 +64,8 @@ class PassContext:
     compile_mode: str = "default"
     details: dict[str, str] = field(default_factory=dict)
     folded: tuple[tuple[str, str], ...] = ()
-    compiled: bool = False
-    compiles: bool = False
+    is_compiled: bool = False
+    will_compile: bool = False
 
     def is_training(self, model: nn.Module) -> bool:
         """Return whether inference-only changes are wrong: the work is training, or the model is in training mode."""

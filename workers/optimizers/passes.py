@@ -68,8 +68,8 @@ def apply(model: nn.Module, passes: Iterable[Pass], context: PassContext) -> Pre
     names = {p.name for p in passes}
     applied, skipped = ["placement"], {}
     context.folded, inner = (), unwrap(model)
-    context.compiled = hasattr(model, "_orig_mod")
-    context.compiles = context.compiled or "compile" in names
+    context.is_compiled = hasattr(model, "_orig_mod")
+    context.will_compile = context.is_compiled or "compile" in names
     original = inner
     for one in PASSES:
         if one.name not in names:

@@ -1,7 +1,7 @@
 """Prepare a caller's model for a device: copy it, move it, apply its passes. Functions over a back end.
 
 Preparing a prepared model starts from the original form: nothing is wrapped twice. A precision or level that the caller
-does not pass again is kept.
+does not pass again stays as it was.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -19,7 +19,7 @@ QUANTIZED_RELATIVE = 5e-2
 def int8_weights(model: nn.Module, context: PassContext) -> nn.Module:
     """Store weights of linear layers as int8 with a scale per output channel. Activations do not change."""
     if context.backend.device.type != "cpu":
-        raise SkipPass("only for the CPU, where most time goes into reading weights")
+        raise SkipPass("only for the CPU, where reading weights takes most of the time")
     return _quantize(model, context, "Int8WeightOnlyConfig")
 
 

@@ -44,7 +44,7 @@ def rates(workload: "Mapping[str, float] | None") -> dict[str, float]:
     }
 
 
-def check_known(cls: type, arguments: Mapping[str, Any]) -> None:
+def check_keywords(cls: type, arguments: Mapping[str, Any]) -> None:
     """Raise UserError for a keyword that the backend's class does not accept, naming the nearest."""
     accepted = {
         name

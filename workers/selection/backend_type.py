@@ -15,15 +15,15 @@ class BackendType(StrEnum):
         vars()[backend.upper()] = backend
 
     @classmethod
-    def from_string(cls, word: str) -> "BackendType":
+    def from_string(cls, name: str) -> "BackendType":
         """Parse a name or an alias (`cuda`, `rocm`, `xla`, `xpu`, `mps`) in any case.
 
         Raises UserError naming the nearest.
         """
-        name = str(word).lower()
-        if name == cls.AUTO:
+        lowered = str(name).lower()
+        if lowered == cls.AUTO:
             return cls.AUTO
-        if not catalogue.is_backend(name):
+        if not catalogue.is_backend(lowered):
             valid = ["auto", *catalogue.vendors(), *catalogue.aliases()]
-            raise UserError(f"unknown backend {word!r}", nearest(name, valid))
-        return cls(catalogue.backend_name(name))
+            raise UserError(f"unknown backend {name!r}", nearest(lowered, valid))
+        return cls(catalogue.backend_name(lowered))

@@ -44,7 +44,7 @@ def ranked(
     throughput by kind (higher is better): it orders devices of equal priority; kinds without a measurement come last.
     Raises UserError for an unknown name in `priority`.
     """
-    preferred = [resolve_kinds(word) for word in priority]
+    preferred = [resolve_kinds(entry) for entry in priority]
     measured = workload or {}
 
     def key(device: AnyDevice) -> tuple[float, float, float]:
@@ -65,17 +65,17 @@ def best(
     return next(iter(ranked(devices, priority, workload)), None)
 
 
-def resolve_kinds(word: str) -> tuple[str, ...]:
+def resolve_kinds(text: str) -> tuple[str, ...]:
     """Resolve a backend, or a model's name to its kinds. Raises UserError naming the nearest.
 
     In BACKEND:MODEL the model need not be in the catalogue: discovery may find devices that the catalogue lacks.
     """
-    name, colon, model = str(word).partition(":")
+    name, colon, model = str(text).partition(":")
     if not colon and not catalogue.is_backend(name) and (kinds := catalogue.resolve_name(name)):
         return kinds
     if not catalogue.is_backend(name):
         valid = [*catalogue.vendors(), *catalogue.aliases()]
-        raise UserError(f"unknown backend {word!r}", nearest(name.lower(), valid))
+        raise UserError(f"unknown backend {text!r}", nearest(name.lower(), valid))
     backend = catalogue.backend_name(name)
     return (catalogue.resolve_name(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
 

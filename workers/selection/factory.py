@@ -30,9 +30,9 @@ class BackendFactory:
         fallback_backends: Sequence[Name] | str | None = None,
         **arguments: Any,
     ) -> "BaseBackend":
-        """Create a backend; `arguments` (device_id, optimization_level) go to its class.
+        """Create a backend; `arguments` (device_id, optimization_level) are passed to its class.
 
-        AUTO is the best device of the machine that this process can use. An unavailable backend raises
+        AUTO chooses the best device of the machine that this process can use. An unavailable backend raises
         BackendUnavailable with the reason and the available ones; with `fallback_backends` the first available of them
         is created instead, which is logged and recorded in its `fallback_from` and `fallback_reason`. `config` may be a
         dict of options. Raises UserError for an unknown backend, also among the fallbacks, and for an invalid argument,
@@ -128,7 +128,7 @@ def _create_named(name: str, config: PolyfleetConfig, arguments: dict[str, Any])
     cls = backends.load(name)
     if reason := cls.unavailable_reason():
         raise BackendUnavailable(name, reason, config.backends)
-    argument_checks.check_known(cls, arguments)
+    argument_checks.check_keywords(cls, arguments)
     return cls(config, **arguments)
 
 
@@ -153,7 +153,7 @@ def _create_fallback(
 def _create_best(config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
     name, number = _choose_device(config, config.priority, {})
     cls = backends.load(name)
-    argument_checks.check_known(cls, arguments)
+    argument_checks.check_keywords(cls, arguments)
     return cls(config, **({"device_id": number} | arguments))
 
 

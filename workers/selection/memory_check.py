@@ -63,7 +63,7 @@ def _size(bytes_needed: "int | Estimate") -> int:
 
 def _names(preference: Sequence[str], devices: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
     best_first = [d.backend for d in device_preference.ranked(devices, config.priority) if d.backend in config.backends]
-    names = [n for word in preference for n in (best_first if word == argument_checks.AUTO else [word])]
+    names = [n for entry in preference for n in (best_first if entry == argument_checks.AUTO else [entry])]
     return list(dict.fromkeys(names))
 
 

@@ -1,4 +1,4 @@
-"""Summary of all backends: usable or the reason, devices with their memory, and the recommended one."""
+"""Summary of all backends: which are usable, or why not, their devices and memory, and the recommended one."""
 
 import os
 import sys

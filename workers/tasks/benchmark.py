@@ -53,9 +53,9 @@ def main(context: Context) -> Data:
     with context.backend as backend:
         session = Session(backend, context.seed, lambda: (model, sample))
         opened = _open(context, options, session)
-        before = session.state()
+        state_before = session.state()
         blocks = _rounds(context, options, session, opened)
-        machine = classify(before, session.state())
+        machine = classify(state_before, session.state())
         session_facts = session.describe()
         session.close()
     if context.stop.is_observed:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`step` is the saved step: continue with the next. `extra` is the user's; `report` lists conversions."""
+    """What `ctx.checkpoint.restore` loaded.
+
+    `step` is the saved step: continue with the next. `extra` is the user's entry; `report` lists conversions.
+    """
 
     step: int
     extra: dict[str, Any] = field(default_factory=dict)

@@ -28,7 +28,10 @@ from workers.tasks.stop_flag import StopFlag
 
 
 class Context:
-    """One rank of one attempt. Works without an agent, for example in a notebook: `Context(backends.create("cpu"))`."""
+    """One rank of one attempt, as the user's function receives it.
+
+    Works without an agent, for example in a notebook: `Context(backends.create("cpu"))`.
+    """
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class Context:
         *,
         level: str = "O1",
     ) -> Any:
-        """Move `model` (in place), `optimizer` and `loader` to the device; returns those given, in this order.
+        """Move `model` (in place), `optimizer` and `loader` to the device; returns those passed, in this order.
 
         Tied parameters stay tied and the optimizer refers to the moved parameters, on every device. The model's forward
         uses the job's precision. With several ranks the model averages gradients, and the loader yields this rank's
@@ -190,7 +193,7 @@ class Context:
 
     @contextmanager
     def pause(self, what: str = "") -> Iterator[None]:
-        """Suspend the expectation of progress during work outside steps, such as an evaluation.
+        """Do not expect progress during work outside steps, such as an evaluation.
 
         Every rank enters it, and all leave it together. `what` appears in the attempt's notes.
         """

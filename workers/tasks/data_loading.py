@@ -14,7 +14,7 @@ from workers.backends.base import BaseBackend
 class DeviceLoader:
     """Wrap a loader to yield its batches on the device. Other attributes (`dataset`, `batch_size`, …) are the loader's.
 
-    With several ranks, batch i goes to rank i modulo the number of ranks; the last, incomplete round is skipped, so
+    With several ranks, batch i belongs to rank i modulo the number of ranks; the last, incomplete round is skipped, so
     that all ranks make the same number of steps. The batch size is that of one rank. `on_batch` is called per batch.
     """
 

@@ -19,7 +19,7 @@ MAX_PAUSE = timedelta(days=7)
 
 
 class RankGroup:
-    """The ranks of one attempt, as seen by one. Objects are sent over gloo, whatever backend tensors use."""
+    """Communication among the ranks of one attempt. Objects are sent over gloo, whatever backend tensors use."""
 
     def __init__(self, rank: int, world_size: int, store: Any = None, control: Any = None):
         self.rank = rank

@@ -20,7 +20,7 @@ def load_function(entry: str, default: str = "", folder: Path | None = None) -> 
     module_name, _, name = entry.partition(":")
     name = name or default
     if not module_name or not name:
-        raise UserError(f"entry {entry!r} names no function", "write file.py:function or module:function")
+        raise UserError(f"entry {entry!r} does not name a function", "write file.py:function or module:function")
     module = _load_module(module_name, (folder or Path.cwd()).resolve())
     member = getattr(module, name, None)
     if member is None:

@@ -53,7 +53,7 @@ class Events:
         return not pending
 
     def preempted(self) -> None:
-        """Report that this rank stops early, as requested; on a full disk, report it by the exit code."""
+        """Note that this rank stops early, as requested; on a full disk, exit with the code of SIGTERM instead."""
         if not self.write("note", preempted=True):
             sys.exit(128 + signal.SIGTERM)
 

@@ -14,8 +14,8 @@ from workers.checkpoint.loader import Loaded
 from workers.tasks.distributed import RankGroup
 
 
-def candidate_checkpoints(resume_from: Path, own: Path | None) -> list[Path]:
-    """List `resume_from` and, if it is one of the job's `own` checkpoints or a folder of checkpoints, the older ones.
+def candidate_checkpoints(resume_from: Path, own_folder: Path | None) -> list[Path]:
+    """List `resume_from` and, if it is in the job's `own_folder` or a folder of checkpoints, the older checkpoints.
 
     Leaves out checkpoints marked as damaged. A checkpoint that the user named is always tried, even if marked, and has
     no substitutes.
@@ -23,7 +23,7 @@ def candidate_checkpoints(resume_from: Path, own: Path | None) -> list[Path]:
     if not os.path.lexists(resume_from / NAME):
         checkpoints = newest_first(resume_from)
         return [folder for folder in checkpoints if not damage_reason(folder)] or [resume_from]
-    siblings = newest_first(resume_from.parent) if resume_from.parent == own else []
+    siblings = newest_first(resume_from.parent) if resume_from.parent == own_folder else []
     older = siblings[siblings.index(resume_from) + 1 :] if resume_from in siblings else []
     return [resume_from, *(folder for folder in older if not damage_reason(folder))]
 

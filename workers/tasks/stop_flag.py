@@ -4,7 +4,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-# Ranks synchronize in every step, so they are at most one step apart. After this many more polls, all have read the
+# Ranks synchronize in every step, so they differ by at most one step. After this many more polls, all have read the
 # poll number at which to stop.
 AHEAD = 4
 KEY = "stop-at"

@@ -17,7 +17,7 @@ from cluster.errors import NotFound, UserError, nearest
 from workers.optimizers.pass_context import Sample
 
 PREFIX = "transformers:"
-TOKENS, ANSWER_TOKENS, AUDIO_SAMPLES = 128, 16, 16_000
+TOKENS, DECODER_TOKENS, AUDIO_SAMPLES = 128, 16, 16_000
 LIMIT_BYTES = 1 << 20
 
 
@@ -45,7 +45,7 @@ def sample(entry: str, batch_size: int) -> Sample:
         )
     inputs = {name: makers[name](config, batch_size)}
     if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = _tokens(config, batch_size)[:, :ANSWER_TOKENS]
+        inputs["decoder_input_ids"] = _tokens(config, batch_size)[:, :DECODER_TOKENS]
     return Sample((), inputs)
 
 

@@ -6,7 +6,7 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED
 from workers.backends.parts.precision import name_of
 from workers.capability.matrix import Capabilities
-from workers.validation.operator_trace import OperatorCall, Trace
+from workers.validation.operator_trace import OperatorCall, OperatorTrace
 from workers.validation.report import Problem
 
 # Composite kernels consist of other operators and run wherever those run.
@@ -28,7 +28,7 @@ TORCH_NAMESPACES = (
 )
 
 
-def dtypes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
+def dtypes(trace: OperatorTrace, capabilities: Capabilities) -> list[Problem]:
     """Report each dtype that this kind lacks or emulates slowly, with the first call that computes in it.
 
     If no operator computes in the dtype, the finding names the first call that stores it.
@@ -37,7 +37,7 @@ def dtypes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
     stored: dict[torch.dtype, OperatorCall] = {}
     for call in trace.calls:
         for dtype in call.dtypes:
-            (stored if _only_moves(call) else computing).setdefault(dtype, call)
+            (stored if _is_data_movement(call) else computing).setdefault(dtype, call)
     return [
         p
         for dtype, call in (stored | computing).items()
@@ -45,7 +45,7 @@ def dtypes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
     ]
 
 
-def _only_moves(call: OperatorCall) -> bool:
+def _is_data_movement(call: OperatorCall) -> bool:
     """Return whether an operator only copies, converts or views: works in every dtype that the device can store."""
     if call.operator.is_view or call.name.startswith("prim::"):  # prim:: operators query the device
         return True
@@ -79,7 +79,7 @@ def _alternatives(capabilities: Capabilities) -> str:
     return " or ".join(n for n in ("bfloat16", "float16", "float32") if capabilities.native(n)) or "float32"
 
 
-def dynamic_shapes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
+def dynamic_shapes(trace: OperatorTrace, capabilities: Capabilities) -> list[Problem]:
     """Report operators whose output shape or result depends on values. XLA compiles again for each new shape."""
     costly = str(capabilities.dynamic_shapes.value).startswith("no")
     level = "error" if costly else "info"
@@ -104,7 +104,7 @@ def dynamic_shapes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
     return list(problems.values())
 
 
-def custom_operators(trace: Trace, key: str) -> list[Problem]:
+def custom_operators(trace: OperatorTrace, key: str) -> list[Problem]:
     """Report operators from outside torch without a kernel for this device's dispatch key (`CUDA`, `XLA`)."""
     problems: dict[str, Problem] = {}
     for call in trace.calls:
@@ -119,7 +119,7 @@ def custom_operators(trace: Trace, key: str) -> list[Problem]:
     return list(problems.values())
 
 
-def operators(trace: Trace, key: str) -> list[Problem]:
+def operators(trace: OperatorTrace, key: str) -> list[Problem]:
     """Report torch's own operators that have no kernel for this device in this build of torch."""
     missing: dict[str, Problem] = {}
     for call in (c for c in trace.calls if c.name.startswith("aten::")):

@@ -1,4 +1,4 @@
-"""Trace one forward of a model on fake tensors: every operator with the place in the model that called it."""
+"""Trace one forward of a model on fake tensors: every operator with the module that called it."""
 
 import sys
 import traceback
@@ -41,7 +41,7 @@ class OperatorCall:
 
 
 @dataclass(slots=True)
-class Trace:
+class OperatorTrace:
     """Operator calls of a forward. `stopped` is the reason why tracing ended early, else ""; `last` is where."""
 
     calls: list[OperatorCall] = field(default_factory=list)
@@ -50,9 +50,9 @@ class Trace:
     last: str = ""
 
 
-def trace(model: nn.Module, sample: Sample) -> Trace:
+def trace(model: nn.Module, sample: Sample) -> OperatorTrace:
     """Trace a copy of the model with fake tensors: allocates nothing and only reads the caller's model."""
-    result = Trace()
+    result = OperatorTrace()
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     with silence(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
         copied, inputs = fake_copy(model, None).eval(), fake_sample(sample, None, None, None)
@@ -68,7 +68,7 @@ def trace(model: nn.Module, sample: Sample) -> Trace:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, result: Trace, path: list[str]):
+    def __init__(self, result: OperatorTrace, path: list[str]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.result, self.path = result, path
 

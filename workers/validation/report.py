@@ -11,7 +11,7 @@ class Problem:
     """One finding.
 
     `level` is error (the model will not run), warning (slower, larger or different) or info. `where` is the module's
-    path in the model and, if known, the source line.
+    path in the model and, if available, the source line.
     """
 
     level: str
@@ -32,7 +32,7 @@ class ValidationReport:
 
     @property
     def ok(self) -> bool:
-        """True if no check that ran found an error. Checks that did not run might find one."""
+        """True if no check that ran reported an error. Checks that did not run might report one."""
         return not any(problem.level == "error" for problem in self.findings)
 
     def to_dict(self) -> dict[str, Any]:

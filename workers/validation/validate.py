@@ -13,7 +13,7 @@ from workers.capability.matrix import Capabilities, capabilities
 from workers.memory.estimate import MODES, check_choice, estimate_memory
 from workers.optimizers.pass_context import Sample, as_sample
 from workers.validation import checks, executed_checks
-from workers.validation.operator_trace import Trace, trace
+from workers.validation.operator_trace import OperatorTrace, trace
 from workers.validation.report import CHECKS, Problem, ValidationReport
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _check_sample_device(sample: Sample) -> None:
 
 def _capabilities(backend_or_kind: "str | BaseBackend") -> "tuple[Capabilities, BaseBackend | None]":
     if isinstance(backend_or_kind, str):
-        return capabilities(catalogue.require_known_kind(backend_or_kind)), None
+        return capabilities(catalogue.resolve_kind(backend_or_kind)), None
     if not hasattr(backend_or_kind, "get_device_info"):
         message = f"{type(backend_or_kind).__name__} is neither a kind nor a backend"
         raise UserError(
@@ -69,7 +69,7 @@ class _Run:
         sample: Sample,
         device_capabilities: Capabilities,
         device: "BaseBackend | None",
-        traced: Trace,
+        traced: OperatorTrace,
         mode: str,
     ):
         self.model, self.sample, self.capabilities, self.device, self.traced, self.mode = (
@@ -103,9 +103,9 @@ class _Run:
             partial = f"checked only up to {self.traced.last}, where tracing needs values"
             not_run |= {c: partial for c in ("operators", "dtypes", "custom operators") if c not in not_run}
         order = {"error": 0, "warning": 1, "info": 2}
-        ran = tuple(check for check in CHECKS if check not in not_run)
+        completed = tuple(check for check in CHECKS if check not in not_run)
         return ValidationReport(
-            self.capabilities.kind, tuple(sorted(findings, key=lambda p: order[p.level])), ran, not_run
+            self.capabilities.kind, tuple(sorted(findings, key=lambda p: order[p.level])), completed, not_run
         )
 
     def operators(self) -> list[Problem]:
@@ -127,8 +127,8 @@ class _Run:
         if self.vendor.dispatch_key != "XLA":
             raise executed_checks.CheckNotRun(f"{self.capabilities.kind} does not compute through XLA")
         if self.vendor.compiler != executed_checks.COMPILER and self.device is None:
-            needs = f"this check needs a {self.vendor.backend} device, for which {self.vendor.compiler} lowers"
-            raise executed_checks.CheckNotRun(f"{needs}: XLA on this machine's CPU lowers differently")
+            requirement = f"this check needs a {self.vendor.backend} device, for which {self.vendor.compiler} lowers"
+            raise executed_checks.CheckNotRun(f"{requirement}: XLA on this machine's CPU lowers differently")
         return executed_checks.lowering(self.model, self._with_values())
 
     def graph_breaks(self) -> list[Problem]:

@@ -49,7 +49,7 @@ def forest(summary: Data) -> RenderedFigure | None:
         axes.set_xlabel("reference's time over this result's: right of 1 is faster")
         caption = "Each ratio with its 95 % interval. The band is the median noise of this run's A/A controls."
         caption += (
-            f" Shown are the {len(results)} of {len(all_results)} farthest from 1."
+            f" It contains the {len(results)} of {len(all_results)} results farthest from 1."
             if len(results) < len(all_results)
             else ""
         )
@@ -176,7 +176,7 @@ def speed_error(summary: Data) -> RenderedFigure | None:
 
 
 def bars(summary: Data, key: str, title: str, caption: str, unit: Callable[[float], str]) -> RenderedFigure | None:
-    """Plot one bar per result that has the value `key`; results without it are not shown."""
+    """Plot one bar per result that has the value `key`; results without it are left out."""
     results = [c for c in measured(summary) if c.get(key) is not None][:MAX_ROWS]
     if not results:
         return None
@@ -216,9 +216,7 @@ def break_even(summary: Data) -> RenderedFigure | None:
         logarithmic(axes, "x", si)
         axes.set_xlabel("calls until compiling has paid off")
         axes.set_ylim(-0.8, len(rows) - 0.2)
-        caption = (
-            "Time of compiling and preparing over the time saved per call. Levels that save nothing are not shown."
-        )
+        caption = "Time of compiling and preparing over the time saved per call. Levels that save nothing are left out."
         return "Break-even of compiling", caption, svg(chart, "breakeven", "break-even")
 
 
@@ -251,11 +249,11 @@ def dots(axes: Any, points: list[tuple[float, float]], **options: Any) -> None:
     axes.plot(*zip(*strokes, strict=True), "-", lw=2.2, solid_capstyle="round", **options)
 
 
-def logarithmic(axes: Any, which: str, format_value: Callable[[float], str]) -> None:
-    """Make axes logarithmic, with few ticks whose labels `words` formats."""
+def logarithmic(axes: Any, axis_names: str, format_value: Callable[[float], str]) -> None:
+    """Make axes logarithmic, with few ticks whose labels `format_value` makes."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    for name in which:
+    for name in axis_names:
         getattr(axes, f"set_{name}scale")("log")
         axis = axes.xaxis if name == "x" else axes.yaxis
         low, high = axis.get_view_interval()

@@ -34,7 +34,10 @@ def _verdict_entry(target: Data, summary: Data) -> Data:
         for result in results
         if result.get("versus") and result["versus"]["target"] != target["target"]
     ]
-    counts = {word: sum(v["verdict"] == word for v in versus) for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")}
+    counts = {
+        verdict: sum(v["verdict"] == verdict for v in versus)
+        for verdict in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
+    }
     problems = {
         status: sum(result["status"] == status for result in results)
         for status in ("unsupported", "failed", "wrong", "lost", "skipped")

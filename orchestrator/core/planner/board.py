@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orchestrator.core.capacity import FreeCapacity
-from orchestrator.core.expected_duration import Expect, Expected, restart_s
+from orchestrator.core.expected_duration import Expect, ExpectedDuration, restart_s
 from orchestrator.core.fit import minimum_count, vendor_change_reason
 from orchestrator.core.model import Candidate, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island, Place
@@ -30,7 +30,7 @@ class PlaceChoice:
     """Place, expected duration of the job there, and requested memory per device."""
 
     place: Place
-    expected: Expected
+    expected: ExpectedDuration
     device_bytes: int = 0
 
 
@@ -59,7 +59,7 @@ class Board:
         assert place is not None
         return place
 
-    def expected(self, column: int, place: Place) -> Expected:
+    def expected(self, column: int, place: Place) -> ExpectedDuration:
         return next(choice.expected for choice in self.choices[column] if choice.place == place)
 
 
@@ -112,34 +112,36 @@ def _held_place(attempt: Running, capacity: FreeCapacity) -> Place | None:
 
 
 def _choices(
-    job: Job, capacity: FreeCapacity, obtainable: Obtainable, expect: Expect, gives: Running | None = None
+    job: Job, capacity: FreeCapacity, obtainable: Obtainable, expect: Expect, ending: Running | None = None
 ) -> list[PlaceChoice]:
-    """Return the options of a job. `gives` is its attempt, which would end first."""
+    """Return the options of a job. `ending` is its attempt, which would end first."""
     choices = [
         PlaceChoice(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
         for index, want in enumerate(job.candidates)
-        for place in _places(index, want, job, capacity, obtainable, gives)
+        for place in _places(index, want, job, capacity, obtainable, ending)
     ]
     if any(choice.place.island.backend != "cpu" for choice in choices):
         return [
-            _slow_down(choice) if choice.place.island.backend == "cpu" and not choice.expected.is_known else choice
+            _slow_down(choice) if choice.place.island.backend == "cpu" and not choice.expected.has_evidence else choice
             for choice in choices
         ]
     return choices
 
 
 def _slow_down(choice: PlaceChoice) -> PlaceChoice:
-    return replace(choice, expected=Expected(choice.expected.seconds * UNMEASURED_CPU_FACTOR, is_known=False))
+    return replace(
+        choice, expected=ExpectedDuration(choice.expected.seconds * UNMEASURED_CPU_FACTOR, has_evidence=False)
+    )
 
 
 def _places(
-    index: int, want: Candidate, job: Job, capacity: FreeCapacity, obtainable: Obtainable, gives: Running | None
+    index: int, want: Candidate, job: Job, capacity: FreeCapacity, obtainable: Obtainable, ending: Running | None
 ) -> Iterable[Place]:
     for island, ids in capacity.candidate_nodes(want).islands.items():
         first = capacity.devices[ids[0]]
         if vendor_change_reason(job, first):  # an island has one vendor
             continue
-        narrowed = capacity.quota.narrow(job, want, first, gives)
+        narrowed = capacity.quota.narrow(job, want, first, ending)
         if narrowed is None:
             continue
         free = sorted(obtainable.counts_on(ids, want), reverse=True)
@@ -234,7 +236,7 @@ def _rows(choices: list[tuple[PlaceChoice, ...]], islands: list[Island]) -> list
 def _placed(
     choices: tuple[PlaceChoice, ...], rows: list[tuple[Island, int]]
 ) -> tuple[list[int], tuple[Place | None, ...], bool]:
-    """Return (row of each option of the job, place by row, `known` as in Board)."""
+    """Return (row of each option of the job, place by row, `follows_decision` as in Board)."""
     index = {row: at for at, row in enumerate(rows)}
     counts: dict[Island, int] = {}
     row_of_choice: list[int] = []
@@ -247,14 +249,14 @@ def _placed(
         by_row[at] = choice.place
     are_equal = len(choices) > 1 and len({choice.expected.seconds for choice in choices}) == 1
     is_known = (
-        all(choice.expected.is_known for choice in choices) or len({choice.place.island for choice in choices}) == 1
+        all(choice.expected.has_evidence for choice in choices) or len({choice.place.island for choice in choices}) == 1
     )
     return row_of_choice, tuple(by_row), is_known and not are_equal
 
 
 def _age_s(job: str, snapshot: Snapshot) -> float:
     since = snapshot.since.get(job)
-    return snapshot.now_s - since.known_s if since else 0.0
+    return snapshot.now_s - since.added_s if since else 0.0
 
 
 def _isolated_s(snapshot: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats:

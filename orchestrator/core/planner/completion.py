@@ -1,7 +1,8 @@
 """Estimate unmeasured rates from other workloads: kinds are assumed to differ equally for all of them.
 
-The matrix of log rates is then of rank one. An estimate is never shown as measured: it has an interval and the number
-of workloads behind it. With fewer than LEAST workloads measured on both kinds there is none (benchmarks/estimates.py).
+The matrix of log rates is then of rank one. An estimate is never presented as measured: it has an interval and the
+number of workloads behind it. With fewer than MIN_SHARED_WORKLOADS measured on both kinds there is no estimate
+(benchmarks/estimates.py).
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class RateEstimates:
     count: Integers
 
 
-def estimate_rates(table: "Floats | list[list[float]]", most_known: int = MAX_MEASURED_KINDS) -> RateEstimates:
+def estimate_rates(table: "Floats | list[list[float]]", max_measured: int = MAX_MEASURED_KINDS) -> RateEstimates:
     """Estimate the missing rates of `table` (workloads, kinds): rates of one device, above 0, NaN if unmeasured.
 
     Scaling a row scales only the estimates of that row.
@@ -47,7 +48,7 @@ def estimate_rates(table: "Floats | list[list[float]]", most_known: int = MAX_ME
     estimates = RateEstimates(rate, low, high, np.zeros(logs.shape, np.int64))
     for row, kind in np.argwhere(np.isnan(logs)).tolist():
         measured_kinds = np.flatnonzero(~np.isnan(logs[row])).tolist()
-        if len(measured_kinds) > most_known:
+        if len(measured_kinds) > max_measured:
             continue
         others = np.delete(logs, row, axis=0)
         candidates = [_estimate_from(others, logs[row, at], at, kind) for at in measured_kinds]

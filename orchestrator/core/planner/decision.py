@@ -7,7 +7,7 @@ import numpy as np
 
 from orchestrator.core.planner import plugins, prices
 from orchestrator.core.planner.island_prices import price_work
-from orchestrator.core.planner.packing import Nodes, Packing
+from orchestrator.core.planner.machine_memory import Nodes, Packing
 from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, Work, used
 from orchestrator.core.planner.policies import ORDER_POLICIES, PRICED, build_input
 from orchestrator.core.planner.rounding import SWEEPS, Instance, assign
@@ -37,7 +37,7 @@ class PriceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class WorkDecision:
     """Result: `option` (jobs,).
 
     `value` and `bound` are sums over the tiers in units of the policy; any other decision gains at most the gap between
@@ -58,7 +58,7 @@ class Decision:
         return max(0.0, 1.0 - self.value / self.bound) if self.bound else 0.0
 
 
-def decide(work: Work, capacity: Integers, policy: str, memory: PriceMemory, steps: int | None = None) -> Decision:
+def decide(work: Work, capacity: Integers, policy: str, memory: PriceMemory, steps: int | None = None) -> WorkDecision:
     """Decide for all tiers in strict order of priority: a tier uses what the tiers above it have left.
 
     `capacity` (islands,) counts all devices, including those that jobs of `work` hold, as its machines do. `steps`:
@@ -67,7 +67,7 @@ def decide(work: Work, capacity: Integers, policy: str, memory: PriceMemory, ste
     if policy not in ORDER_POLICIES and policy not in PRICED and policy not in plugins.INSTALLED:
         raise KeyError(policy)
     option = np.where(work.fixed, work.held, WAITS)
-    result = Decision(option, PriceMemory(_or_uniform(memory.work, capacity), dict(memory.devices)))
+    result = WorkDecision(option, PriceMemory(_or_uniform(memory.work, capacity), dict(memory.devices)))
     packing = Packing(work.machines, work) if work.machines else None
     if packing:
         packing.add_all(option, np.flatnonzero(option != WAITS).tolist())
@@ -90,7 +90,7 @@ def decide(work: Work, capacity: Integers, policy: str, memory: PriceMemory, ste
     return result
 
 
-def _ordered(part: Work, jobs: Integers, left: Integers, above: Decision) -> Decision:
+def _ordered(part: Work, jobs: Integers, left: Integers, above: WorkDecision) -> WorkDecision:
     option = in_order(part, left)
     nodes: Mapping[int, Nodes] = {}
     if part.machines:
@@ -107,8 +107,8 @@ def _merge_nodes(above: Mapping[int, Nodes], jobs: Integers, nodes: Mapping[int,
 
 
 def _priced(
-    part: Work, jobs: Integers, left: Integers, policy: str, tier: int, above: Decision, steps: int | None
-) -> Decision:
+    part: Work, jobs: Integers, left: Integers, policy: str, tier: int, above: WorkDecision, steps: int | None
+) -> WorkDecision:
     """Decide a tier by prices, or by order of submission if an installed policy fails."""
     try:
         return _tier(part, jobs, left, policy, tier, above, steps)
@@ -123,7 +123,7 @@ def _tiers(work: Work) -> list[int]:
     return sorted({*np.unique(work.priority[~work.fixed]).tolist()}, reverse=True)
 
 
-def fill(work: Work, capacity: Integers, policy: str, memory: PriceMemory) -> Decision:
+def fill(work: Work, capacity: Integers, policy: str, memory: PriceMemory) -> WorkDecision:
     """Start waiting jobs that fit, at the prices of the last decision, without changing running jobs.
 
     Its memory is `memory`, because prices for a few jobs are not valid for all.
@@ -133,8 +133,8 @@ def fill(work: Work, capacity: Integers, policy: str, memory: PriceMemory) -> De
 
 
 def _tier(
-    part: Work, jobs: Integers, left: Integers, policy: str, tier: int, above: Decision, steps: int | None
-) -> Decision:
+    part: Work, jobs: Integers, left: Integers, policy: str, tier: int, above: WorkDecision, steps: int | None
+) -> WorkDecision:
     steps = steps or _steps(part.jobs, tier in above.memory.devices)
     only_end = policy == "makespan"
     matching = price_work(part, left, above.memory.work, steps if only_end else steps // 3, within=only_end)
@@ -152,7 +152,7 @@ def _tier(
     option[jobs] = chosen.option
     memory = PriceMemory(matching.price, above.memory.devices | {tier: cleared.price})
     value, bound = above.value + instance.worth(chosen.option), above.bound + cleared.bound
-    return Decision(option, memory, value, bound, above.fault, _merge_nodes(above.nodes, jobs, chosen.nodes))
+    return WorkDecision(option, memory, value, bound, above.fault, _merge_nodes(above.nodes, jobs, chosen.nodes))
 
 
 def _steps(jobs: int, warm: bool) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from orchestrator.core.capacity import FreeCapacity
-from orchestrator.core.expected_duration import Expect, Expected
+from orchestrator.core.expected_duration import Expect, ExpectedDuration
 from orchestrator.core.model import Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island, Place, PlanMemory
 from orchestrator.core.planner import decision
@@ -32,8 +32,8 @@ class LeavingJob:
 
     attempt: Running
     place: Place | None
-    here: Expected
-    there: Expected
+    here: ExpectedDuration
+    there: ExpectedDuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TierDecision:
     """Decision for one tier.
 
     `first` are the jobs that run now if all are placed as decided, `then` the others. `places` has the places of
-    `first`; `strictly` are those of them that use no other place while theirs is possible. For the rest it is unknown
+    `first`; `strict` are those of them that use no other place while theirs is possible. For the rest it is unknown
     where they run faster. `leaves` by job. `memory`, `value` and `bound` as in Plan. `nodes` by job: the devices ids
     that it gets where machines' memory is a limit.
     """
@@ -73,29 +73,29 @@ def decide_tier(
     waiting = tuple(waiting)
     # A job that has aged stops only attempts below its own priority.
     lower = min((job.priority for job in waiting), default=tier)
-    columns = board(snapshot, waiting, running, capacity, lower, expect)
+    arrays = board(snapshot, waiting, running, capacity, lower, expect)
     warm = decision.PriceMemory(
-        _prices(snapshot.memory.work, columns.islands),
-        {0: _prices(snapshot.memory.devices[tier], columns.islands)} if tier in snapshot.memory.devices else {},
+        _prices(snapshot.memory.work, arrays.islands),
+        {0: _prices(snapshot.memory.devices[tier], arrays.islands)} if tier in snapshot.memory.devices else {},
     )
     decide = decision.decide if full or 0 not in warm.devices else decision.fill
-    result = decide(columns.work, columns.capacity, snapshot.policy, warm)
-    memory = _updated_memory(snapshot.memory, columns.islands, result.memory, tier, result.fault)
+    result = decide(arrays.work, arrays.capacity, snapshot.policy, warm)
+    memory = _updated_memory(snapshot.memory, arrays.islands, result.memory, tier, result.fault)
     passed_s = max(0.0, snapshot.now_s - memory.drained_s)
     drains = {
         at: tuple(max(0.0, s - DRAIN_DECAY * passed_s) for s in previous) for at, previous in memory.drains_s.items()
     }
-    now_s = _drains_s(columns, len(waiting), capacity, snapshot.policy == "makespan")
+    now_s = _drains_s(arrays, len(waiting), capacity, snapshot.policy == "makespan")
     drains[tier] = tuple(map(max, drains.get(tier, now_s), now_s))
-    return _to_tier_decision(columns, result, replace(memory, drains_s=drains, drained_s=snapshot.now_s))
+    return _to_tier_decision(arrays, result, replace(memory, drains_s=drains, drained_s=snapshot.now_s))
 
 
-def _drains_s(columns: Board, queue: int, capacity: FreeCapacity, together: bool) -> tuple[float, ...]:
+def _drains_s(arrays: Board, queue: int, capacity: FreeCapacity, together: bool) -> tuple[float, ...]:
     """Return, for jobs up to each size, how long all devices of these islands would take for the waiting ones.
 
     Each job counts with its least device time. `together`: small jobs do not benefit from ending before all others.
     """
-    work, islands = columns.work, set(columns.islands)
+    work, islands = arrays.work, set(arrays.islands)
     each_s = (work.devices * work.remaining_s)[:, :queue]
     least_s = each_s.min(axis=0, initial=np.inf)
     least_s = least_s[np.isfinite(least_s)]
@@ -111,7 +111,7 @@ def _drains_s(columns: Board, queue: int, capacity: FreeCapacity, together: bool
 
 
 def _prices(by_island: Mapping[Island, float], islands: tuple[Island, ...]) -> Floats:
-    """Return prices by island, the mean of the others for new islands; empty if none are known."""
+    """Return prices by island, the mean of the others for new islands; empty if there are none."""
     if not by_island or not islands:
         return np.zeros(0)
     mean = sum(by_island.values()) / len(by_island)
@@ -128,46 +128,46 @@ def _updated_memory(
     return replace(previous, work={**previous.work, **work}, devices=devices, fault=fault or previous.fault)
 
 
-def _to_tier_decision(columns: Board, result: decision.Decision, memory: PlanMemory) -> TierDecision:
-    queue = len(columns.jobs) - len(columns.running)
+def _to_tier_decision(arrays: Board, result: decision.WorkDecision, memory: PlanMemory) -> TierDecision:
+    queue = len(arrays.jobs) - len(arrays.running)
     option = result.option
     chosen = np.flatnonzero(option[:queue] != WAITS)
-    sizes = columns.work.devices[option[chosen], chosen]
+    sizes = arrays.work.devices[option[chosen], chosen]
     first = chosen[np.argsort(-sizes, kind="stable")]  # large gangs find nodes while these are empty
-    places = {columns.jobs[job].id: columns.place(job, int(option[job])) for job in chosen.tolist()}
-    strictly = frozenset(columns.jobs[job].id for job in chosen.tolist() if _follows_decision(columns, job))
+    places = {arrays.jobs[job].id: arrays.place(job, int(option[job])) for job in chosen.tolist()}
+    strictly = frozenset(arrays.jobs[job].id for job in chosen.tolist() if _follows_decision(arrays, job))
     return TierDecision(
-        tuple(columns.jobs[job] for job in first.tolist()),
-        tuple(columns.jobs[job] for job in np.flatnonzero(option[:queue] == WAITS).tolist()),
+        tuple(arrays.jobs[job] for job in first.tolist()),
+        tuple(arrays.jobs[job] for job in np.flatnonzero(option[:queue] == WAITS).tolist()),
         places,
         strictly,
-        dict(_leaves(columns, option, queue)),
+        dict(_leaves(arrays, option, queue)),
         memory,
         result.value,
         result.bound,
         {
-            columns.jobs[job].id: tuple(columns.nodes[node] for node in nodes)
+            arrays.jobs[job].id: tuple(arrays.nodes[node] for node in nodes)
             for job, nodes in result.nodes.items()
             if job < queue
         },
     )
 
 
-def _follows_decision(columns: Board, column: int) -> bool:
+def _follows_decision(arrays: Board, column: int) -> bool:
     """Return True if the job follows the decision: its options differ, and its user has not chosen otherwise."""
-    job = columns.jobs[column]
-    return columns.follows_decision[column] and not job.ordered and job.objective not in OWN_CHOICE
+    job = arrays.jobs[column]
+    return arrays.follows_decision[column] and not job.ordered and job.objective not in OWN_CHOICE
 
 
-def _leaves(columns: Board, option: Integers, queue: int) -> Iterable[tuple[str, LeavingJob]]:
-    work = columns.work
+def _leaves(arrays: Board, option: Integers, queue: int) -> Iterable[tuple[str, LeavingJob]]:
+    work = arrays.work
     for column in np.flatnonzero(option != work.held).tolist():
         if column < queue:
             continue
-        attempt, to = columns.running[column - queue], int(option[column])
-        remaining_here = columns.expected(column, columns.place(column, int(work.held[column])))
-        place = columns.place(column, to) if to != WAITS and _follows_decision(columns, column) else None
+        attempt, to = arrays.running[column - queue], int(option[column])
+        remaining_here = arrays.expected(column, arrays.place(column, int(work.held[column])))
+        place = arrays.place(column, to) if to != WAITS and _follows_decision(arrays, column) else None
         yield (
             attempt.job,
-            LeavingJob(attempt, place, remaining_here, columns.expected(column, place) if place else remaining_here),
+            LeavingJob(attempt, place, remaining_here, arrays.expected(column, place) if place else remaining_here),
         )

@@ -16,7 +16,7 @@ def choose(capacity: int, sizes: Integers, gains: Floats) -> Integers:
     """Return the indices of the most valuable jobs that fit together. Gains are positive; of equal jobs the first win.
 
     Jobs of one size are chosen in the order of their gain. So the best choice of each size is a prefix of that order,
-    and only the number of jobs per size has to be found.
+    and only the number of jobs per size is unknown.
     """
     certain, left = _greedy_part(capacity, sizes, gains)
     undecided = (

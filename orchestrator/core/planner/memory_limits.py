@@ -9,7 +9,7 @@ from orchestrator.core.capacity import FreeCapacity
 from orchestrator.core.gang import count_missing, is_far
 from orchestrator.core.model import Candidate, Devices, Job, Running
 from orchestrator.core.placement_slots import Island
-from orchestrator.core.planner.packing import NO_MACHINE, Machines, Nodes
+from orchestrator.core.planner.machine_memory import NO_MACHINE, Machines, Nodes
 from orchestrator.core.planner.planner_jobs import Integers, Work
 
 
@@ -54,14 +54,14 @@ class Obtainable:
         `device_bytes`: the most that any job requests per device of an island. A machine with that much memory for all
         its devices is not a limit.
         """
-        asked_bytes = dict.fromkeys(self.memory_bytes, 0)
+        requested_bytes = dict.fromkeys(self.memory_bytes, 0)
         islands: dict[str, set[Island]] = {}
         nodes = [self.capacity.devices[devices_id] for devices_id in self.devices]
         for have in nodes:
             if have.host and (size_bytes := device_bytes.get(island_of(have), 0)):
-                asked_bytes[have.host] += size_bytes * self.devices[have.id]
+                requested_bytes[have.host] += size_bytes * self.devices[have.id]
                 islands.setdefault(have.host, set()).add(island_of(have))
-        short = [host for host, size_bytes in asked_bytes.items() if size_bytes > self.memory_bytes[host]]
+        short = [host for host, size_bytes in requested_bytes.items() if size_bytes > self.memory_bytes[host]]
         limited_islands = {island for host in short for island in islands[host]}
         return [have for have in nodes if island_of(have) in limited_islands], short
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from orchestrator.core.planner.packing import Machines
+    from orchestrator.core.planner.machine_memory import Machines
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -99,13 +99,13 @@ class Work:
 
     def only(self, chosen: Truths | Integers) -> "Work":
         """Return this work with these jobs only."""
-        columns = ("held", "age_s", "isolated_s", "restart_s", "order", "priority", "weight", "fixed")
+        per_job = ("held", "age_s", "isolated_s", "restart_s", "order", "priority", "weight", "fixed")
         return replace(
             self,
             devices=self.devices[:, chosen],
             remaining_s=self.remaining_s[:, chosen],
             machines=self.machines and self.machines.only(chosen),
-            **{name: getattr(self, name)[chosen] for name in columns},
+            **{name: getattr(self, name)[chosen] for name in per_job},
         )
 
 

@@ -11,7 +11,7 @@ from orchestrator.core.planner.policies import PolicyInput
 
 Plugin = Callable[[PolicyInput], Floats]
 MAX_MESSAGE_LENGTH = 300
-COLUMNS = tuple(column.name for column in fields(Work))
+WORK_FIELDS = tuple(field.name for field in fields(Work))
 INSTALLED: dict[str, Plugin] = {}
 """Installed policies by name, filled once before the first plan."""
 
@@ -21,7 +21,7 @@ class PolicyError(Exception):
 
 
 def call_policy(name: str, inputs: PolicyInput) -> Floats:
-    """Call an installed policy. Return (options, jobs) like the policies of policies.py. Raises Fault."""
+    """Call an installed policy. Return (options, jobs) like the policies of policies.py. Raises PolicyError."""
     try:
         result = INSTALLED[name](_read_only(inputs))
         values = np.asarray(result, np.float64)
@@ -44,10 +44,10 @@ def call_policy(name: str, inputs: PolicyInput) -> Floats:
 def _read_only(inputs: PolicyInput) -> PolicyInput:
     """Return read-only views, so that a policy cannot change the planner's arrays."""
     matching = replace(inputs.matching, price=_view(inputs.matching.price))
-    columns = {name: _view(part) for name in COLUMNS if isinstance(part := getattr(inputs.work, name), np.ndarray)}
+    arrays = {name: _view(part) for name in WORK_FIELDS if isinstance(part := getattr(inputs.work, name), np.ndarray)}
     return replace(
         inputs,
-        work=replace(inputs.work, machines=None, **columns),
+        work=replace(inputs.work, machines=None, **arrays),
         matching=matching,
         cost=_view(inputs.cost),
         least=_view(inputs.least),

@@ -1,6 +1,6 @@
 """Price the devices of each island so that the jobs' demand equals the supply.
 
-At given prices every job chooses its best option by itself, so the decision separates into one choice per job. The
+At fixed prices every job chooses its best option by itself, so the decision separates into one choice per job. The
 prices give an upper bound for any assignment (Lagrangian duality): the cost of all devices plus what the jobs gain
 beyond it. The gap between bound and value is the certificate of a decision.
 """
@@ -46,7 +46,7 @@ class Prices:
 def find_prices(
     values: Floats, counts: Integers, island: Integers, capacity: Integers, warm: Floats, steps: int
 ) -> Prices:
-    """Return the lowest bound found in up to `steps` > 0 steps from the prices `warm`.
+    """Return the lowest bound of up to `steps` > 0 steps from the prices `warm`.
 
     `values` and `counts` (devices) are (options, jobs).
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orchestrator.core.planner.knapsack import choose
-from orchestrator.core.planner.packing import Machines, Nodes, Packing
+from orchestrator.core.planner.machine_memory import Machines, Nodes, Packing
 from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, used
 from orchestrator.core.planner.prices import Prices, best_options
 

@@ -31,13 +31,13 @@ def run(ref: str, service: Service) -> Response:
 
 @router.get("/{ref}/lines")
 def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0) -> Response:
-    """Result lines after number `after`, oldest first: reports are made of them."""
+    """Result lines after number `after`, oldest first."""
     return json_response(service.benchmark_lines(ref, after))
 
 
 @router.post("/{ref}/cancel")
 def cancel(ref: str, service: Service) -> Response:
-    """Stop a run. Results measured so far are kept. A run that has ended is not changed."""
+    """Stop a run. Results measured so far remain. A run that has ended is not changed."""
     return json_response(service.benchmark_cancel(ref))
 
 

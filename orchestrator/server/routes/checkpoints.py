@@ -25,7 +25,7 @@ async def checkpoints(request: Request, service: Service, pool: str = "", prefix
 
 @router.get("/away")
 async def away(request: Request, service: Service, pool: str = "") -> Response:
-    """A sentence for each storage whose checkpoints are not listed now, because its nodes do not answer."""
+    """A sentence for each storage whose checkpoints are not listed now, because its nodes do not respond."""
     return json_response(await call_slow(request, service.checkpoints_away, pool))
 
 
@@ -117,7 +117,7 @@ async def incoming_chunk(
 
 @router.delete("/incoming")
 async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
-    """Interrupt a copy. Chunks that have arrived are kept for the next try, which need not wait."""
+    """Interrupt a copy. Chunks that have arrived remain for the next try, which need not wait."""
     await call_slow(request, service.checkpoint_interrupt, node, folder, name)
     return json_response({"folder": folder, "name": name})
 

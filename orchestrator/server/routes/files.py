@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.job_files import Spot
+from orchestrator.job_files import FolderRef
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 from orchestrator.server.routes.request_bodies import MAX_INTEGER, FilesPut
@@ -44,7 +44,7 @@ async def content(
     offset: Offset = 0,
 ) -> Response:
     """One piece. Headers contain its SHA-256, and the file's size, version, time and mode."""
-    piece = await call_slow(request, service.file_piece, ref, Spot(attempt, node, pool), path, offset)
+    piece = await call_slow(request, service.file_piece, ref, FolderRef(attempt, node, pool), path, offset)
     data = piece.pop("data")
     return Response(bytes(data), media_type="application/octet-stream", headers=_headers(piece))
 
@@ -58,7 +58,9 @@ async def hashes(
     ref: str, request: Request, service: Service, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0
 ) -> Response:
     """SHA-256 of some pieces from index `first` on, and the file's version."""
-    return json_response(await call_slow(request, service.file_hashes, ref, Spot(attempt, node, pool), path, first))
+    return json_response(
+        await call_slow(request, service.file_hashes, ref, FolderRef(attempt, node, pool), path, first)
+    )
 
 
 @router.get("/jobs/{ref}/files/place")
@@ -72,8 +74,8 @@ async def put(ref: str, body: FilesPut, request: Request, service: Service) -> R
     """Move files of an upload into the job's folder. 409 for a file that exists: always while the job runs, else if it
     differs and `force` is not set.
     """
-    spot, names = Spot(body.attempt, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
-    return json_response(await call_slow(request, service.files_put, ref, spot, body.upload, names, body.force))
+    folder, names = FolderRef(body.attempt, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
+    return json_response(await call_slow(request, service.files_put, ref, folder, body.upload, names, body.force))
 
 
 @router.post("/uploads/{upload}")

@@ -42,7 +42,7 @@ Fields = Annotated[str, Query(max_length=1000, description="comma-separated fiel
 async def submit(body: SubmitBody, service: Service, request: Request, key: Key) -> Response:
     """Submit a job; it is durable when this responds. The same key with the same body returns the same response.
 
-    If no fleet is up, the job is checked against the last known devices, and its `reason` says that it waits.
+    If no fleet is up, the job is checked against the last reported devices, and its `reason` says that it waits.
     """
     submission = submissions.Submission(body.spec, body.code_archive, key)
     if submission.is_quick:
@@ -145,9 +145,9 @@ async def logs(
     """Lines that exist now: one page from `cursor` on, or the last `tail` lines. `ended`: no more lines will follow.
 
     `job` is the job's id: use it for the next page, since a name means the newest job with it. `away`: a sentence for
-    each node whose lines are missing because it did not answer; with `tail`, only for attempts that are needed for that
-    number of lines. A line that was read before its end has `unfinished`; its rest is another line of the same rank and
-    stream, which has `continues`.
+    each node whose lines are missing because it did not respond; with `tail`, only for attempts that are needed for
+    that number of lines. A line that was read before its end has `unfinished`; its rest is another line of the same
+    rank and stream, which has `continues`.
     """
     log = LogStream(request, ref, rank, attempt, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)

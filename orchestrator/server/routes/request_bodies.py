@@ -75,15 +75,15 @@ class MigrateBody(Body):
     to: str = Field(min_length=1, max_length=200, description="a pool, a kind such as `tpu:v5e`, or a back end")
 
 
-def _arguments(words: list[str]) -> list[str]:
-    """Check the words of a command. Raises ValueError."""
-    if any("\0" in word for word in words):
-        raise ValueError("a word contains a NUL byte")
-    if words and not words[0]:
+def _arguments(arguments: list[str]) -> list[str]:
+    """Check the arguments of a command. Raises ValueError."""
+    if any("\0" in argument for argument in arguments):
+        raise ValueError("an argument contains a NUL byte")
+    if arguments and not arguments[0]:
         raise ValueError("the program's name is empty")
-    if sum(len(word.encode()) + 1 for word in words) > MAX_COMMAND_BYTES:
+    if sum(len(argument.encode()) + 1 for argument in arguments) > MAX_COMMAND_BYTES:
         raise ValueError(f"longer than {MAX_COMMAND_BYTES} bytes")
-    return words
+    return arguments
 
 
 Rows = Annotated[int, Field(ge=1, le=10_000)]

@@ -20,7 +20,7 @@ assert list(catalogue.vendors())[:7] == list(catalogue.builtin_vendors())
 assert catalogue.resolve_name("T1-Mini") == ("toy:T1-8GB",)
 assert catalogue.resolve_name("t1") == ("toy:T1",)
 assert catalogue.architecture("toy", "t1").native >= {"bfloat16", "float64", "float32", "int8"}
-assert catalogue.require_known_kind("plaything:t1-16gb") == "toy:T1-16GB"
+assert catalogue.resolve_kind("plaything:t1-16gb") == "toy:T1-16GB"
 assert catalogue.tier("toy:T1-8GB") == "other-gpu"
 assert catalogue.sources()["toy-docs"].url == "https://toys.example/docs"
 assert catalogue.resolve_name("H100") == ("nvidia:H100",)

@@ -175,7 +175,7 @@ def test_a_mig_slice_is_described_by_its_card_and_an_unlisted_size_by_its_relati
     ],
 )
 def test_a_kind_is_known_however_it_is_written(word, kind):
-    assert catalogue.require_known_kind(word) == kind
+    assert catalogue.resolve_kind(word) == kind
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_kind_is_known_however_it_is_written(word, kind):
 )
 def test_a_kind_nobody_lists_is_refused_with_the_nearest(word, said):
     with pytest.raises(UserError) as raised:
-        catalogue.require_known_kind(word)
+        catalogue.resolve_kind(word)
     assert str(raised.value).startswith(said)
 
 

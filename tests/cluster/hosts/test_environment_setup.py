@@ -36,7 +36,7 @@ def test_nodes_run_from_the_python_that_has_ray_and_each_pool_keeps_its_own(rayl
 
 def test_a_storage_that_cannot_be_one_is_told_with_its_field():
     told = prepared(far={"interpreter": sys.executable, "storage": "/"})["error"]
-    assert told["user"] and told["message"].startswith("pools.far.storage: / holds more than checkpoints")
+    assert told["user"] and told["message"].startswith("pools.far.storage: / contains more than checkpoints")
 
 
 def test_nodes_run_only_from_the_head_s_ray_and_minor_python():

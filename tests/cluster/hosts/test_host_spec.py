@@ -50,7 +50,7 @@ def test_what_is_here_and_what_a_host_has_are_parts_of_the_fleet():
         cpu={"backend": "cpu"},
         far={"backend": "cpu", "devices": 2, "hosts": ["a", {"host": "b", "devices": 4}]},
     )
-    assert list(spec.here().pools) == ["cpu"]
+    assert list(spec.local_part().pools) == ["cpu"]
     assert spec.on_host("a").pools["far"].devices == 2
     assert spec.on_host("b").pools["far"].devices == 4
     assert spec.on_host("b").pools["far"].hosts == ()

@@ -23,7 +23,7 @@ def with_environment(recipe):
 
 def test_a_host_with_nothing_gets_code_environment_and_node():
     made = make_plan(WANTED, FOUND, ())
-    assert made.steps == ("send the code", "make environment main", "start node gpu-a")
+    assert made.steps == ("send the code", "create environment main", "start node gpu-a")
     assert (made.warnings, made.problems) == ((), ())
 
 

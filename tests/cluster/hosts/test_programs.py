@@ -19,7 +19,7 @@ OURS = Path(host_steps.__file__).parent
 
 def look(**asked):
     asked = {"interpreters": [], "port": 0} | asked
-    code = f"ASKED = {asked!r}\n" + (OURS / "host_facts.py").read_text()
+    code = f"REQUEST = {asked!r}\n" + (OURS / "host_facts.py").read_text()
     done = subprocess.run(["sh", "-c", host_steps.FIND_PYTHON], input=code, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -53,7 +53,7 @@ def test_up_takes_no_pool_that_says_something_to_engines_alone():
     [
         ({"accelerators": "H1000:8"}, "accelerators", "did you mean 'nvidia:H100"),
         ({"accelerators": "H100:0"}, "accelerators", "0 accelerators in one node"),
-        ({"accelerators": "MI300X:8"}, "accelerators", "is not of the back end nvidia"),
+        ({"accelerators": "MI300X:8"}, "accelerators", "is not a kind of the back end nvidia"),
         ({"topology": "4x4"}, "topology", "only TPU slices have a topology"),
         ({"memory": "much"}, "memory", "is not a size; write a number and a unit"),
         ({"memory": 64}, "memory", "must be a valid string"),

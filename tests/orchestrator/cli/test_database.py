@@ -87,7 +87,7 @@ def test_a_backup_is_taken_while_the_server_runs_and_restored_once_it_is_stopped
     assert "another server has" in refused.stderr and "`polyfleet server stop`" in refused.stderr
     polyfleet("server", "stop")
     done = here("server", "restore", str(saved))
-    assert done.returncode == 0 and "the previous job store is kept as" in done.stderr
+    assert done.returncode == 0 and "the previous job store is now" in done.stderr
     assert jobs(polyfleet) == {"one": "PENDING"}
 
 

@@ -97,7 +97,7 @@ def test_which_commands_need_the_folder(tmp_path, command, named):
             "error: there is no job file 'python'\n  write a command after `--`: `polyfleet run --",
         ),
         (["two.yaml"], "error: `run` follows only one job; there are 2\n"),
-        (["two.yaml", "--", "x"], "error: both a job file, 'two.yaml', and a command after `--` were given\n"),
+        (["two.yaml", "--", "x"], "error: both a job file, 'two.yaml', and a command after `--` are present\n"),
         (["--env-file", "absent", "--", "x"], "error: absent: no such file\n"),
     ],
 )

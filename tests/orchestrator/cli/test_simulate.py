@@ -87,7 +87,7 @@ HERE = Path()
     ("options", "told"),
     [
         ({}, "--trace or --log is missing"),
-        ({"trace": HERE, "log": "."}, "both --trace and --log are given; name a CSV file with --trace, or"),
+        ({"trace": HERE, "log": "."}, "both --trace and --log are present; name a CSV file with --trace, or"),
         ({"trace": HERE, "fleet": "a=1"}, "--throughputs is missing; --trace needs --throughputs and --fleet"),
         ({"trace": HERE, "throughputs": HERE}, "--fleet is missing; --trace needs"),
         ({"trace": HERE, "until": "1d"}, "--until cannot be combined with --trace; leave --until out"),

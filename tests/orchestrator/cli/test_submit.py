@@ -258,7 +258,7 @@ def test_without_a_fleet_a_job_is_accepted_and_says_that_it_waits(here, live):
         ([], "error: no job file\n  name a job file, or write a command: `polyfleet submit"),
         (["--"], "error: no command\n  name a job file, or write a command: `polyfleet submit"),
         (["a.yaml", "job.yaml"], "error: a.yaml: No such file or directory"),
-        (["job.yaml", "--", "x"], "error: both a job file, 'job.yaml', and a command after `--` were given"),
+        (["job.yaml", "--", "x"], "error: both a job file, 'job.yaml', and a command after `--` are present"),
         (["job.yaml", "job.yaml", "-f"], "error: --follow follows only one job; there are 2\n  submit them"),
         (["--task", "run", "x"], "error: --task, --entry, --working-dir, --launch and --checkpoint cannot be"),
         (["--checkpoint", "../a.pt", "--", "x"], "error: checkpoint.path: path '../a.pt' is not inside the job"),

@@ -133,10 +133,7 @@ def test_a_move_says_before_it_from_what_the_job_will_go_on_and_show_what_it_wen
     assert "started again" not in here("show", job).stdout
     done = here("migrate", "talks", "--to", "xla")
     assert done.returncode == 0
-    assert (
-        f"{job}: after a move it starts from the beginning, with its files: no checkpoint of it is known; "
-        in done.stderr
-    )
+    assert f"{job}: after a move it starts from the beginning, with its files: it has no checkpoint; " in done.stderr
     wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "xla")
     assert "no: it started again without a checkpoint" in here("show", job).stdout
 
@@ -150,7 +147,7 @@ def test_what_a_job_would_continue_from_is_what_is_known_of_its_checkpoints():
         (Record(train, checkpoint=point), "continues from cpu:j/step-00000007 (step 7)"),
         (Record(train), "starts from the beginning, unless it saves a checkpoint before it stops"),
         (Record(replace(train, resume_from="cpu:other")), "starts again from cpu:other"),
-        (Record(run), "starts from the beginning, with its files: no checkpoint of it is known"),
+        (Record(run), "starts from the beginning, with its files: it has no checkpoint"),
         (Record(replace(run, candidates=(script,))), "continues from ckpt.pt in its files, if its script has saved"),
     ):
         assert resume_clause(replace(record, attempts=(attempt,))).startswith(begin), record
@@ -224,7 +221,7 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
         assert (done.returncode, done.stdout) == (
             3,
             "second\n",
-        ) and f"a part of the log is not shown: {why}" in done.stderr
+        ) and f"a part of the log is missing: {why}" in done.stderr
     for words in (["--attempt", "2"], ["--tail", "1"]):
         done = here("logs", job, *words)
         assert (done.returncode, done.stdout, done.stderr) == (0, "second\n", ""), "all that was asked for is here"
@@ -232,14 +229,14 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
     with Orchestrator.connect(start=False) as o:
         shown = str(o.job(job).logs()).splitlines()
-        assert shown[0] == "second" and shown[1].startswith(f"… not shown: {why}")
+        assert shown[0] == "second" and shown[1].startswith(f"… missing: {why}")
         assert o.job(job).logs(tail=1).away == ()
     words = [*command, "logs", "-f", job]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
         assert following.stdout.readline() == "second\n"
         talking.end()
         rest, notes = following.communicate()
-    assert (following.returncode, rest) == (0, "") and f"note: an earlier part of the log is not shown: {why}" in notes
+    assert (following.returncode, rest) == (0, "") and f"note: an earlier part of the log is missing: {why}" in notes
     wait_for(lambda: live.service.job(job)["state"] == "SUCCEEDED")
     followed = here("logs", "-f", job)
     assert (followed.returncode, followed.stdout) == (3, "second\n") and why in followed.stderr
@@ -248,11 +245,11 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
 def test_a_node_that_does_not_answer_when_it_is_asked_is_not_told_to_have_nothing(here, live, talked):
     """It is not called silent yet."""
     live.fleet.agent("cpu-0").log_tail_range = live.fleet.agent("cpu-0").logs = refuses(
-        "log: gave no answer within 30 s"
+        "log: did not respond within 30 s"
     )
     done = here("logs", "talked")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "on node cpu-0, which did not answer (log: gave no answer within 30 s)" in done.stderr
+    assert "on node cpu-0, which did not respond (log: did not respond within 30 s)" in done.stderr
 
 
 def refuses(why):

@@ -11,12 +11,12 @@ def releases(commands):
 def test_the_late_answer_of_a_release_does_not_count_for_what_was_reserved_anew(c, w, t):
     """Ray would keep it for nobody until its reservations are listed."""
     c.node("a")
-    place = c.run(w.job("first", w.want("cpu"))).place
+    place = c.run(w.job("first", w.want("cpu"))).reservation_name
     c.hear("a", t.ended("first", 1))
     assert releases(c.tick()[1]) == [Release(place)]
     first_s = c.control.pending_releases[place].requested_s
     c.hear("a", there=())
-    assert c.place(w.job("second", w.want("cpu"))).place == place
+    assert c.place(w.job("second", w.want("cpu"))).reservation_name == place
     c.tell(m.LaunchFailed("second", 1, "launch", "node a gave no answer"), 0.5)
     c.tell(m.ReleaseAnswered(place, requested_s=first_s))
     assert place in c.control.pending_releases

@@ -18,7 +18,7 @@ def test_a_running_job_is_stopped_and_released_when_its_node_says_that_it_ended(
     assert c.tell(m.CancelRequested("j")) == ([("j", "cancelled", 1)], [Stop("a", "j", 1, "cancel")])
     c.tell(m.StopAnswered("a", "j", 1, "cancel"))
     assert c.hear("a", t.ended("j", 1, 0, "cancelled")) == ([("j", "released", 1)], [RemoveFiles("a", "j", 1)])
-    assert c.tick() == ([], [Release(launch.place)])
+    assert c.tick() == ([], [Release(launch.reservation_name)])
     assert not c.control.records and not c.control.attempts
 
 

@@ -8,7 +8,7 @@ from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Release, RemoveFiles, Stop
 from orchestrator.core.model import Recovery
 
-LEASE = ("lost", "lost", "its lease passed: neither the server nor a fence could be reached", {0: -9})
+LEASE = ("lost", "lost", "its lease expired: neither the server nor a fence could be reached", {0: -9})
 
 
 def test_a_job_that_is_to_stop_when_it_is_cut_off_stops_with_its_lease_and_says_so(c, w, t):
@@ -29,8 +29,8 @@ def test_a_job_that_succeeds_is_finished_forgotten_and_gives_its_devices_back(c,
     c.node("a")
     launch = c.run(w.job("j", w.want("cpu")))
     assert c.hear("a", t.ended("j", 1, codes={0: 0})) == ([("j", "finished", 1)], [RemoveFiles("a", "j", 1)])
-    assert c.tick() == ([], [Release(launch.place)])
-    assert c.tell(m.ReleaseAnswered(launch.place)) == ([], [])
+    assert c.tick() == ([], [Release(launch.reservation_name)])
+    assert c.tell(m.ReleaseAnswered(launch.reservation_name)) == ([], [])
     assert not c.control.records and not c.control.attempts and not c.control.pending_releases
 
 
@@ -101,7 +101,7 @@ def test_a_part_that_read_its_fence_was_lost_also_for_a_server_that_did_not_rais
 def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
     """Its machine has joined a new cluster and its agent does not answer: that is no word of its part."""
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
-    gang.tell(m.ClusterParted(over=True))
+    gang.tell(m.ClusterLeft(has_ended=True))
     gang.tell(m.ClusterJoined(), 5.0)
     gang.tell(m.NodesListed((m.ListedNode("ray-a2", "a"), m.ListedNode("ray-b", "b"))))
     gang.tick(10.0)
@@ -173,7 +173,7 @@ def test_the_sisters_of_a_part_that_was_lost_are_fenced_off(gang, t):
 def test_what_ranks_wrote_and_nobody_can_read_stops_that_attempt_only_and_decides(gang, t):
     told = m.PartUnreadable("g", 1, 1, "events.jsonl is a folder")
     assert [x.text for x in gang.tell(told)[1]] == [
-        "attempt g.1.1: node b sent an unreadable report: events.jsonl is a folder"
+        "attempt g.1.1: node b sent an unreadable message: events.jsonl is a folder"
     ]
     assert gang.tick()[1] == [Stop("a", "g", 1, "cancel"), Stop("b", "g", 1, "cancel")]
     gang.hear("a", t.ended("g", 1, 0, "cancelled"))

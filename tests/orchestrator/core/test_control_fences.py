@@ -33,7 +33,7 @@ def fence_off(c, job="j"):
 
 
 def rejoin(c):
-    c.tell(m.ClusterParted())
+    c.tell(m.ClusterLeft())
     return fences(c.tell(m.ClusterJoined())[1])
 
 
@@ -63,9 +63,9 @@ def test_the_fence_of_an_attempt_that_counts_is_read_in_a_cluster_that_is_joined
     asked_s = two.s
     assert rejoin(two) == [Fence("j", 1)]
     two.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=asked_s - 1.0))
-    assert not two.control.attempts["j"].is_fence_known, "that was read before"
+    assert not two.control.attempts["j"].is_fence_checked, "that was read before"
     two.tell(m.FenceAnswered("j", 1, current_epoch=1))
-    assert two.control.attempts["j"].is_fence_known
+    assert two.control.attempts["j"].is_fence_checked
 
 
 def test_a_launch_under_way_reads_its_fence_itself(c, w):

@@ -16,7 +16,7 @@ from orchestrator.core.suspicion import waiting_reason
 def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.tell(m.ClusterParted())
+    c.tell(m.ClusterLeft())
     c.tell(m.Launched("j", 1, step=7))
     assert not c.control.attempts["j"].launching, "it would be STARTING for ever"
     assert c.control.records["j"].resumed_step == 7
@@ -49,7 +49,7 @@ def test_a_step_that_an_earlier_attempt_began_with_is_not_told_of_one_that_start
 def test_a_launch_that_failed_while_no_fleet_is_joined_frees_its_devices(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.tell(m.ClusterParted())
+    c.tell(m.ClusterLeft())
     assert c.tell(m.LaunchFailed("j", 1, "launch", "no devices"))[0] == [("j", "interrupted", 1)]
     assert c.state("j") == "RECOVERING" and not c.control.attempts
 
@@ -219,7 +219,7 @@ def test_a_fence_of_others_that_is_read_lower_later_still_ended_the_attempt(c, w
     asked_s = c.control.attempts["j"].fence_requested_s
     assert c.tell(m.FenceAnswered("j", 1, current_epoch=1)) == ([], [])
     live = c.control.attempts["j"]
-    assert live.fence_requested_s == asked_s is not None and live.superseded_reason and live.is_fence_known
+    assert live.fence_requested_s == asked_s is not None and live.superseded_reason and live.is_fence_checked
 
 
 def test_a_launch_that_takes_long_says_what_it_does(c, w):

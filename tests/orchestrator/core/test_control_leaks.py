@@ -9,7 +9,7 @@ from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 
 WHY = "Ray does not report the resources [{'CPU': 1.0}] as free"
-SAID = "node a was restarted: Ray kept its devices reserved although nothing used them"
+SAID = "node a was restarted: Ray still had its devices reserved, although nothing used them"
 
 
 def refuse(c, job, *short, unheld=None, after_s=10.0):

@@ -147,7 +147,7 @@ def test_nothing_is_placed_while_there_is_trouble_and_all_is_placed_after_it(c, 
 def test_what_is_reserved_for_nobody_is_given_back_until_ray_confirms_it(c, w):
     c.node("a")
     launch = c.run(w.job("j", w.want("cpu")))
-    c.tell(m.ReservationsListed(frozenset({"left-over", launch.place})))
+    c.tell(m.ReservationsListed(frozenset({"left-over", launch.reservation_name})))
     assert c.tick()[1] == [Release("left-over")]
     c.tell(m.ReleaseAnswered("left-over", "Ray's head does not answer"))
     assert c.hear_all("a", seconds=6)[1] == [Release("left-over")]
@@ -163,7 +163,7 @@ def test_the_next_attempt_on_the_same_devices_takes_its_reservation_over(c, w, t
     events, commands = c.tick()
     assert events == [("next", "placed", 1)]
     assert [type(x).__name__ for x in commands] == ["Launch"], "nothing is given back in between"
-    assert commands[0].place == first.place
+    assert commands[0].reservation_name == first.reservation_name
 
 
 @pytest.mark.parametrize("back_s", [-3.2e8, -3600.0, 3600.0, 3.2e8])

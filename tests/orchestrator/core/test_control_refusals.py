@@ -85,7 +85,7 @@ def test_the_last_node_of_a_fleet_that_does_not_come_back_ends_what_waits_for_it
 
 def test_a_pool_that_the_next_cluster_does_not_have_ends_what_waits_for_it_once_all_have_told(two, w):
     waits_for_v(two, w, recovery=STOPS)
-    two.tell(m.ClusterParted(over=True))
+    two.tell(m.ClusterLeft(has_ended=True))
     assert two.tick(600.0, problem="no fleet is up")[0] == []
     two.tell(m.ClusterJoined())
     assert two.tick(2.0, expected=BOTH)[0] == [], "nobody has told anything"
@@ -115,7 +115,7 @@ def test_a_time_without_a_cluster_is_none_in_which_a_node_could_have_come_back(t
     waits_for_v(two, w, recovery=STOPS)
     leaves(two, "v")
     two.hear_all("a", seconds=20)
-    two.tell(m.ClusterParted())
+    two.tell(m.ClusterLeft())
     two.tick(2 * NODE_RETURN_S, problem="Ray's head does not answer")
     two.tell(m.ClusterJoined())
     two.tell(m.AgentStarted("a", "ray-a"))
@@ -158,7 +158,7 @@ def test_what_waits_for_a_lost_node_names_it_and_later_what_it_lacks(two, w):
 def test_what_waits_in_a_fleet_without_any_node_says_so(c, w):
     c.node("a")
     c.submit(w.job("j", w.want("tpu:v5e")))
-    c.tell(m.ClusterParted(over=True))
+    c.tell(m.ClusterLeft(has_ended=True))
     c.tell(m.ClusterJoined())
     c.tick(3.0)
     assert c.control.plan.why_not["j"] == {(0, ""): "no node has reported its devices yet"}

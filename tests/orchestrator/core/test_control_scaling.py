@@ -93,7 +93,7 @@ def test_what_is_asked_for_falls_with_the_queue_and_is_taken_back_with_the_group
 def test_a_head_that_is_back_is_told_again_at_once(c, w, grows):
     c.submit(w.job("j", w.want("cpu")))
     grows.pass_(4)
-    c.tell(m.ClusterParted())
+    c.tell(m.ClusterLeft())
     c.tell(m.ClusterJoined())
     grows.pass_(2)
     assert grows.asked == [(ONE_CPU,)] * 2

@@ -137,12 +137,12 @@ def test_a_controller_that_was_stopped_itself_blames_no_node(two):
 
 
 def test_while_no_fleet_is_joined_no_silence_counts(two):
-    two.tell(m.ClusterParted())
+    two.tell(m.ClusterLeft())
     assert two.tick(60.0) == ([], [])
 
 
 def test_where_the_head_was_lost_nodes_have_time_to_find_their_way_back_to_it(two):
-    two.tell(m.ClusterParted())
+    two.tell(m.ClusterLeft())
     two.tick(60.0)
     two.tell(m.ClusterJoined())
     two.tell(m.FenceAnswered("j", 1, current_epoch=1))

@@ -42,7 +42,7 @@ def test_a_gang_larger_than_any_island_can_never_run(w):
 
 def test_an_emulated_device_asked_for_by_its_backend_says_how_to_ask(w):
     assert impossible_reason(w.job("j", w.want("tpu")), [w.xla()]) == (
-        "xla-0/tpu:emulated: is emulated on the CPU; ask for tpu:emulated or pool xla to use it"
+        "xla-0/tpu:emulated: is emulated on the CPU; request tpu:emulated or pool xla to use it"
     )
 
 

@@ -61,14 +61,14 @@ def test_every_rule_refuses_with_its_sentence(w):
     }
     assert sentences == {
         "is of kind nvidia:H100-80GB, but the job accepts tpu:v5e": "right_kind",
-        "is emulated on the CPU; ask for tpu:emulated or pool xla to use it": "emulated_only_if_named",
-        "is in pool h100, but the job asks for pool other": "right_pool",
-        "is node a, but the job asks for node b": "right_node",
+        "is emulated on the CPU; request tpu:emulated or pool xla to use it": "emulated_only_if_named",
+        "is in pool h100, but the job requires pool other": "right_pool",
+        "is node a, but the job requires node b": "right_node",
         "has 80 GiB per device, but the job needs 100 GiB": "enough_memory",
         "has 8 devices in all, but the job needs 9": "enough_devices",
         "costs 4 per device and hour, but the job pays at most 2.5": "within_price_limit",
-        "is not known to compute with float16 natively, which the job asks for": "supports_dtypes",
-        "offers collectives gloo, but the job asks for nccl": "offers_features",
+        "has no documented native support for float16, which the job requires": "supports_dtypes",
+        "offers collectives gloo, but the job requires nccl": "offers_features",
         "node b is lost: silent": "node_takes_jobs",
         "has 2 of 8 devices free, but the job needs 4": "enough_free",
     }
@@ -122,7 +122,7 @@ def test_a_price_up_to_what_a_job_pays_is_taken_and_so_is_a_pool_without_one(w):
 def test_pools_may_be_listed_and_excluded(w):
     have = w.cpu()
     assert right_pool(w.want("cpu", pools=("a", "cpu")), have) == ""
-    assert right_pool(w.want("cpu", pools=("a", "b")), have) == "is in pool cpu, but the job asks for pools a, b"
+    assert right_pool(w.want("cpu", pools=("a", "b")), have) == "is in pool cpu, but the job requires pools a, b"
     assert right_pool(w.want("cpu", not_pools=("cpu",)), have) == "is in pool cpu, which the job excludes"
     emulated = w.xla()
     assert emulated_only_if_named(w.want("tpu"), emulated) != ""
@@ -132,10 +132,10 @@ def test_pools_may_be_listed_and_excluded(w):
 def test_features_are_those_that_documents_say_a_kind_offers(w):
     flash, own = w.want("any", features=("flash_attention",)), w.want("any", features=("custom_kernels=pallas",))
     assert offers_features(flash, w.devices("a")) == offers_features(own, w.v5e()) == ""
-    assert offers_features(flash, w.xla()) == "does not offer flash_attention, which the job asks for"
+    assert offers_features(flash, w.xla()) == "does not offer flash_attention, which the job requires"
     apple = w.devices("m", kind="apple:M2-Ultra")
-    assert offers_features(flash, apple) == "is not known to offer flash_attention, which the job asks for"
-    assert offers_features(own, w.devices("a")) == "offers custom_kernels CUDA, Triton, but the job asks for pallas"
+    assert offers_features(flash, apple) == "has no documented support for flash_attention, which the job requires"
+    assert offers_features(own, w.devices("a")) == "offers custom_kernels CUDA, Triton, but the job requires pallas"
     assert offers_features(w.want("any"), apple) == ""
 
 
@@ -143,7 +143,7 @@ def test_dtypes_are_those_that_documents_say_a_kind_computes_with(w):
     h100, v100 = w.devices("a"), w.devices("b", kind="nvidia:V100")
     wants = w.want("nvidia", dtypes=("bfloat16", "float8_e4m3fn"))
     assert supports_dtypes(wants, h100) == ""
-    assert supports_dtypes(wants, v100) == "does not compute with bfloat16 natively, which the job asks for"
+    assert supports_dtypes(wants, v100) == "does not compute with bfloat16 natively, which the job requires"
     unknown = w.devices("c", kind="nvidia:Z9")
-    assert supports_dtypes(wants, unknown) == "is not known to compute with bfloat16 natively, which the job asks for"
+    assert supports_dtypes(wants, unknown) == "has no documented native support for bfloat16, which the job requires"
     assert supports_dtypes(w.want("nvidia"), unknown) == ""

@@ -133,7 +133,7 @@ def test_running_jobs_exchange_their_places_where_one_gains_more_than_the_other_
     assert [(p.victim, p.job) for p in decided.preempt] == [("there", "slow"), ("slow", "slow")]
     makes_way, moves = (p.reason for p in decided.preempt)
     assert makes_way.startswith(
-        "makes way on t/tpu:v5e for slow of the same priority, which ends there about 2.5 h earlier"
+        "stops on t/tpu:v5e for slow of the same priority, which ends there about 2.5 h earlier"
     )
     assert makes_way.endswith("this job loses about 17.2 min")
     assert moves.startswith("moves to 1 tpu:v5e in pool v5e")
@@ -200,7 +200,7 @@ def test_it_shrinks_again_for_an_equal_that_waits(w, fleet):
     decided = plan(seen, full=True)
     [stopped] = decided.preempt
     assert (stopped.victim, stopped.job) == ("e", "new")
-    told = "makes way on a/cpu for new of the same priority, which gains more from them"
+    told = "stops on a/cpu for new of the same priority, which gains more from them"
     assert stopped.reason == f"{told}: 6 min left of new, 83.3 min left of this job"
     unknown = plan(replace(seen, jobs=(replace(new, work=DeclaredWork()),)), full=True).preempt[0].reason
     assert unknown == f"{told}: the duration of new is unknown, 83.3 min left of this job"

@@ -121,7 +121,7 @@ def test_the_plain_cpu_is_taken_before_a_variant_that_only_matches(w):
 
 def test_any_never_falls_to_an_emulated_device(w):
     assert plan(w.snapshot([w.xla()], [w.job("j", w.want("any"))])) == Plan(
-        why_not={"j": {(0, "xla-0/tpu:emulated"): "is emulated on the CPU; ask for tpu:emulated or pool xla to use it"}}
+        why_not={"j": {(0, "xla-0/tpu:emulated"): "is emulated on the CPU; request tpu:emulated or pool xla to use it"}}
     )
 
 

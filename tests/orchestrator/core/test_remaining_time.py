@@ -144,7 +144,7 @@ def test_device_seconds_of_a_snapshot_are_those_of_ended_attempts_and_of_the_liv
         (Remaining(59.6, "declared", 1234.5), "about 60 s left at 1.23e+03 steps/s (declared)"),
         (Remaining(7190.0, "declared"), "about 2 h 0 min left (declared)"),
         (Remaining(200_000.0, "history"), "about 2 days 7 h left (history)"),
-        (Remaining(300.0, "attained"), "not known; 5 min assumed (attained)"),
+        (Remaining(300.0, "attained"), "unknown; 5 min assumed (attained)"),
     ],
 )
 def test_how_long_is_left_is_a_sentence_with_where_the_number_comes_from(told, sentence):

@@ -198,7 +198,7 @@ def test_a_kind_that_is_to_fail_ends_the_job_with_that_reason(w):
     decided = decide_retry(
         running(w, max_restarts=9, on_events={"oom": "fail"}), AttemptEnd("failed", 0, "oom", "peak 9 GiB", (-9,))
     )
-    assert (decided.event, decided.reason) == ("failed", "peak 9 GiB; recovery.on_events says fail for oom")
+    assert (decided.event, decided.reason) == ("failed", "peak 9 GiB; recovery.on_events sets oom to fail")
 
 
 def test_a_job_that_is_to_stop_when_it_is_cut_off_ends_with_its_node(w):

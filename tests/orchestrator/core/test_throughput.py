@@ -8,7 +8,7 @@ from orchestrator.core import roofline
 from orchestrator.core.explain import explain
 from orchestrator.core.model import Progress
 from orchestrator.core.plan import plan
-from orchestrator.core.remaining_time import Evidence, is_known
+from orchestrator.core.remaining_time import Evidence, has_evidence
 from orchestrator.core.throughput import Estimated, Measured, Throughput
 
 MEASURED = {"nvidia:A100-80GB": 1000, "nvidia:P100-16GB": 300, "tpu:v5e": 9000, "cpu": 1}
@@ -158,8 +158,8 @@ def test_a_move_is_never_made_for_an_estimate(w):
     guess = {("digits", "train", "nvidia:H100-80GB", "fp32"): Estimated(9000, 7000, 12_000, "sample", 14)}
     job = w.job("j", w.want("any"), workload="digits")
     told = Evidence(replace(table(v5e=5000), estimates=guess), Progress(10, 100, rates={("tpu:v5e", 1): 1.0}))
-    assert is_known(job, "tpu:v5e", told)
-    assert not is_known(job, "nvidia:H100-80GB", told)
+    assert has_evidence(job, "tpu:v5e", told)
+    assert not has_evidence(job, "nvidia:H100-80GB", told)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from orchestrator.core.waiting_queue import WaitingQueue
 
 def test_what_holds_for_the_whole_fleet_stands_alone(w):
     reasons = {
-        (0, "cpu-0/cpu"): "is in pool cpu, but the job asks for pool xla",
+        (0, "cpu-0/cpu"): "is in pool cpu, but the job requires pool xla",
         (0, ""): "waits for 1 device on xla-0/tpu",
     }
     assert summary(w.job("j"), reasons) == "waits for 1 device on xla-0/tpu"

@@ -175,11 +175,11 @@ def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, hea
     carrier.execute(c.Fence("job", 2))
     wait_for(lambda: head.reads)
     with pytest.raises(FleetError, match="has not answered yet"):
-        fences.acquire("job", 9, ours=False)
+        fences.acquire("job", 9, is_ours=False)
     thawed.set()
     assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2)
-    assert fences.acquire("job", 3, ours=False) == 0
-    assert fences.acquire("job", 3, ours=False) == 3 == head.stands["job"]
+    assert fences.acquire("job", 3, is_ours=False) == 0
+    assert fences.acquire("job", 3, is_ours=False) == 3 == head.stands["job"]
 
 
 def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, head, told, monkeypatch):
@@ -203,7 +203,7 @@ def test_what_waits_for_devices_that_another_call_holds_is_told_and_commanded_ag
     wait_for(lambda: len(RAY._calls) == 1)
     carrier.execute(c.Release("place"))
     released = told.get(timeout=PATIENCE_S)
-    assert released.place == "place" and "being reserved or released" in released.error
+    assert released.reservation_name == "place" and "being reserved or released" in released.error
     carrier.execute(launch(2, "place"))
     failed = told.get(timeout=PATIENCE_S)
     assert (failed.job, failed.kind, failed.maybe_started) == ("job-2", "launch", ())

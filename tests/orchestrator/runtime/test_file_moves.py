@@ -53,7 +53,7 @@ def launch(epoch, pool, nodes, *ran):
 
 def bring(nodes, *words):
     told = []
-    FileMoves(nodes).bring(launch(*words), told.append)
+    FileMoves(nodes).ensure_on_nodes(launch(*words), told.append)
     return told
 
 
@@ -94,7 +94,7 @@ def test_a_copy_from_machine_to_machine_keeps_to_the_servers_limit(live, recorde
     nodes.wrote("far-1", 1, "x" * (20 << 20))
     pace = RateLimit(1 << 20, now=lambda: sum(slept_s), sleep=slept_s.append)
     before = PreviousAttempt(1, "cpu", ("far-1",), started=True, is_over=True)
-    FileMoves(nodes, pace).bring(launch(2, "cpu", ("far-2",), before), lambda what: None)
+    FileMoves(nodes, pace).ensure_on_nodes(launch(2, "cpu", ("far-2",), before), lambda what: None)
     assert nodes.read("far-2", 2) == "x" * (20 << 20)
     assert slept_s == [8.0, 8.0]  # pieces of 8, 8 and 4 MiB
 
@@ -134,7 +134,7 @@ def test_a_node_that_is_away_is_named_and_one_that_certainly_shares_its_storage_
     assert (found.folders, found.away) == ((), ("far-1",))
     told = str(FileLocator(nodes).away_error("j", found.away))
     assert told.startswith("the files of j are on node far-1, which has been away for 2 h: it was powered off")
-    missed = FileMoves(nodes).bring(launch(2, "cpu", ("cpu-0",), *ran), lambda what: None)
+    missed = FileMoves(nodes).ensure_on_nodes(launch(2, "cpu", ("cpu-0",), *ran), lambda what: None)
     assert missed == "its files on far-1 cannot be reached"
     nodes = Nodes(live, recorded, away=("cpu-0",))
     nodes.wrote("cpu-0", 1, "1")

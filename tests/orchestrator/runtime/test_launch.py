@@ -34,7 +34,7 @@ def launcher(live, **nodes):
     agents = Nodes(live.service.agents, **nodes)
     checkpoints = CheckpointService(agents)
     data = DataMoves(agents, checkpoints, live.service.data)
-    return Launcher(agents, live.service.packages, checkpoints, data)
+    return Launcher(agents, live.service.code_archives, checkpoints, data)
 
 
 def asked(resume_from, node="xla-0"):
@@ -63,7 +63,7 @@ def test_what_a_node_does_not_have_another_may_while_it_has_not_reported(live):
     told = launched(live, "cpu:nowhere", **without(live, "ipex-0", facts=None))
     assert (told.kind, told.message.partition(";")[0]) == (
         "launch",
-        "checkpoint.resume_from: no checkpoint at cpu:nowhere, but ipex-0 may have it and cannot be asked now",
+        "checkpoint.resume_from: no checkpoint at cpu:nowhere, but ipex-0 may have it and cannot be reached now",
     )
 
 
@@ -133,7 +133,7 @@ def brought(live, step=12, patient=False, **nodes):
         "digits", 2, ("xla-0",), (), ({},), "cpu", "place", earlier_pools=("cpu",), waits_for_checkpoint=patient,
         last_checkpoint={"pool": "cpu", "path": "digits/step-000000000012", "step": step},
     )  # fmt: skip
-    return ResumeSourceFinder(agents, CheckpointService(agents)).bring(told, lambda what: None)
+    return ResumeSourceFinder(agents, CheckpointService(agents)).ensure_on_nodes(told, lambda what: None)
 
 
 def test_a_checkpoint_on_the_disk_of_another_node_of_the_pool_is_copied_to_where_the_job_runs(live, checkpoint):
@@ -175,12 +175,12 @@ def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_poo
         "digits", 2, ("xla-0",), (), ({},), "xla", "place", earlier_pools=("far",),
         last_checkpoint={"pool": "far", "path": "digits/step-20", "step": 20, "node": "far-m2"}, replicas=(copy,),
     )  # fmt: skip
-    found = ResumeSourceFinder(agents, CheckpointService(agents)).bring(told, lambda what: None)
+    found = ResumeSourceFinder(agents, CheckpointService(agents)).ensure_on_nodes(told, lambda what: None)
     assert (found.checkpoint["pool"], found.checkpoint["step"]) == ("xla", 12)
     assert found.missed == "the newest checkpoint (step 20) is in pool far, which has no node that is up"
     for waiting in (replace(told, replicas=()), replace(told, waits_for_checkpoint=True)):
         with pytest.raises(FleetError, match="which has no node that is up"):
-            ResumeSourceFinder(agents, CheckpointService(agents)).bring(waiting, lambda what: None)
+            ResumeSourceFinder(agents, CheckpointService(agents)).ensure_on_nodes(waiting, lambda what: None)
 
 
 def test_a_checkpoint_is_shown_read_verified_and_copied_from_whichever_disk_of_the_pool_has_it(live, checkpoint):

@@ -80,7 +80,7 @@ def launcher(gates, monkeypatch, tmp_path):
 
 def asked(package=""):
     rows = [("job", 1, "run", "cpu", "cpu", False, (0,), rank, 3, rank, 1, 3, "", 0) for rank in range(len(NODES))]
-    return Launch("job", 1, NODES, tuple(Order(*row) for row in rows), ({},) * 3, "cpu", "place", package=package)
+    return Launch("job", 1, NODES, tuple(Order(*row) for row in rows), ({},) * 3, "cpu", "place", code_archive=package)
 
 
 def test_code_and_orders_go_to_all_nodes_at_once(launcher):

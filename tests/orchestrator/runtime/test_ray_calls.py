@@ -30,7 +30,7 @@ def test_a_call_returns_and_raises_as_it_would_alone():
 
 def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
     engine, undone = RayCalls(), []
-    with pytest.raises(FleetError, match="not answer the request to reserve"):
+    with pytest.raises(FleetError, match="not respond to the request to reserve"):
         engine.call("reserve", lambda: head.wait(PATIENCE_S) and "a group", 0.01, undone.append)
     [late] = engine.blocked()
     assert late.name == "reserve" and late.waiting_s > 0.01
@@ -91,7 +91,7 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
     engine.abandon()
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
-    assert told == ["the cluster was left while Ray was asked to release devices; try again"]
+    assert told == ["the cluster was left during the call to release devices; try again"]
 
 
 def test_a_call_knows_that_its_cluster_was_left(head):

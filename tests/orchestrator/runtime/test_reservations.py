@@ -79,7 +79,7 @@ def idle():
 
 
 def test_nothing_is_reserved_for_a_launch_that_was_given_up_before_the_head_answered(head):
-    with pytest.raises(FleetError, match="did not answer the request to reserve"):
+    with pytest.raises(FleetError, match="did not respond to the request to reserve"):
         reserve(SOON_S)
     head.answers.set()
     wait_for(idle)
@@ -110,7 +110,7 @@ def test_what_was_reserved_too_late_stays_where_the_next_launch_has_it(head):
 
 def test_a_release_that_was_given_up_takes_nothing_from_the_next_launch(head):
     head.standing["place"] = RecordedGroup(head)
-    with pytest.raises(FleetError, match="did not answer the request to release"):
+    with pytest.raises(FleetError, match="did not respond to the request to release"):
         release(SOON_S)
     following = threading.Thread(target=reserve)
     following.start()

@@ -84,5 +84,5 @@ def test_what_says_nothing_of_epochs_is_no_sign_of_a_newer_attempt(error):
 
 
 def test_a_node_that_knows_a_newer_epoch_says_which():
-    told = _failed(launch(), EpochPast("attempt 3 of j was superseded: node a has seen attempt 7", 7))
+    told = _failed(launch(), EpochPast("attempt 3 of j was superseded: node a received attempt 7", 7))
     assert (told.kind, told.newest_epoch) == ("launch", 7)

@@ -158,7 +158,7 @@ def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, m
     leaving(live.fleet)
     wait_for(lambda: service.runtime.problem.startswith("the fleet is leaving") or "leaving" in service.runtime.problem)
     other = service.submit(TRUE, "", "")["id"]
-    service.runtime.ask(m.CancelRequested(other, "user"))  # it waits for a turn that ended
+    service.runtime.post_and_wait(m.CancelRequested(other, "user"))  # it waits for a turn that ended
     assert not left() and told == []
     held.set()
     wait_for(left)

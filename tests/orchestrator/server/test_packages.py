@@ -24,7 +24,7 @@ def test_a_package_is_sent_once_and_known_afterwards(live):
         assert client.head(f"/v1/code-archives/{sha}").status_code == 404
         assert client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).json() == {"code_archive": sha}
         assert client.head(f"/v1/code-archives/{sha}").status_code == 200
-    assert live.service.packages.path(sha).read_bytes() == data
+    assert live.service.code_archives.path(sha).read_bytes() == data
     assert sorted(path.suffix for path in (live.home / "packages").iterdir()) == [".names", ".zip"]
 
 
@@ -74,11 +74,11 @@ def test_an_archive_that_lost_its_end_is_sent_again_and_repaired(live):
     sha, data = archive("a.py")
     with live.http as client:
         client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
-        os.truncate(live.service.packages.path(sha), len(data) // 2)
+        os.truncate(live.service.code_archives.path(sha), len(data) // 2)
         assert client.head(f"/v1/code-archives/{sha}").status_code == 404
         client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
         assert client.head(f"/v1/code-archives/{sha}").status_code == 200
-    assert live.service.packages.path(sha).read_bytes() == data
+    assert live.service.code_archives.path(sha).read_bytes() == data
 
 
 def test_an_archive_is_on_disk_before_it_is_acknowledged(live, monkeypatch):
@@ -87,7 +87,7 @@ def test_an_archive_is_on_disk_before_it_is_acknowledged(live, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), fsync(descriptor)))
     with live.http as client:
         client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
-    kept = live.service.packages.path(sha)
+    kept = live.service.code_archives.path(sha)
     assert synced.index(kept.stat().st_ino) < synced.index(kept.parent.stat().st_ino)
 
 
@@ -105,18 +105,18 @@ def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live
 
     removed, _ = ran(first, data, "a.py"), ran(second, more, "b.py")
     assert node.has(first) and node.has(second)
-    service._housekeeping._tidy()
-    assert service.packages.is_stored(first) and node.has(
+    service._housekeeping._remove_unused_data()
+    assert service.code_archives.is_stored(first) and node.has(
         first
     )  # used within the last hour, though its job may be gone
     monkeypatch.setattr(last_used, "IDLE_S", 0.0)
-    service._housekeeping._tidy()
-    assert service.packages.is_stored(first) and node.has(first)
+    service._housekeeping._remove_unused_data()
+    assert service.code_archives.is_stored(first) and node.has(first)
     ended_s = service.jobs_table.get(removed["id"]).ended_s
     remove = service.store.retention.remove_jobs
     wait_for(lambda: remove(ended_s + 1e-6, service.store.last_seq) == 1)  # once it has given its devices back
-    service._housekeeping._tidy()
-    assert (service.packages.is_stored(first), service.packages.is_stored(second)) == (False, True)
+    service._housekeeping._remove_unused_data()
+    assert (service.code_archives.is_stored(first), service.code_archives.is_stored(second)) == (False, True)
     assert (node.has(first), node.has(second)) == (False, True)
     with pytest.raises(NotFound):
-        service.packages.contents(first)
+        service.code_archives.contents(first)

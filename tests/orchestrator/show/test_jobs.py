@@ -12,7 +12,7 @@ from orchestrator.core.remaining_time import Evidence
 from orchestrator.core.states import State
 from orchestrator.job_spec import parse_job
 from orchestrator.runtime.views import job_view, progress_view
-from orchestrator.show.jobs import ended_as, job, offers, plan, ran
+from orchestrator.show.jobs import ended_as, job, offers, plan, run_time
 
 LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
 
@@ -90,12 +90,12 @@ def attempt(epoch, outcome, reason="", **given):
 
 def test_how_long_a_job_too_short_to_be_seen_running_took_counts_from_its_placement():
     ended = {"started_at": None, "ended_at": "2026-11-20T11:00:03Z", "attempts": [attempt(1, "succeeded")]}
-    assert (ran(ended), ran(ended["attempts"][0])) == ("2 s", "2 s")
-    assert ran(ended | {"started_at": "2026-11-20T11:00:02Z"}) == "1 s"
+    assert (run_time(ended), run_time(ended["attempts"][0])) == ("2 s", "2 s")
+    assert run_time(ended | {"started_at": "2026-11-20T11:00:02Z"}) == "1 s"
     lost = {"started_at": "2026-11-20T11:00:02Z", "ended_at": None, "known_until": "2026-11-20T11:00:07Z"}
-    assert ran(lost) == "5 s", "so long it ran as far as anybody knows"
-    assert ran(ended | {"attempts": []}) == ""
-    assert ran({"started_at": None, "ended_at": None, "attempts": [attempt(1, "", ended_at=None)]}) == ""
+    assert run_time(lost) == "5 s", "so long it ran as far as anybody knows"
+    assert run_time(ended | {"attempts": []}) == ""
+    assert run_time({"started_at": None, "ended_at": None, "attempts": [attempt(1, "", ended_at=None)]}) == ""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_a_benchmark_measured_is_a_table_and_a_result_of_another_form_is_sh
     cells = {name: told for name, *told in words}
     assert cells["forward"] == ["2 ms", "1.9 ms to 2.25 ms", "2.1 ms", "32,000", "310 ms", "1.3e-07"]
     assert cells["training_step"] == ["WRONG", "20 ms", "odd values"]
-    assert cells["noise"] == ["the same configuration measured twice differed by at most 4.2%"]
+    assert cells["noise"] == ["of this host (one configuration measured twice): at most 4.2%"]
     assert cells["host"] == ["shared: tasks waited for a CPU 18 % of the time"]
     assert "samples_s" not in "".join(shown)
     old = text(job(told("b-1", "benchmark", "SUCCEEDED", result={"rows": [{"case": "forward"}]})))

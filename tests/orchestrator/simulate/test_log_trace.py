@@ -12,7 +12,7 @@ from orchestrator.core.fold import fold, placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery, Start
 from orchestrator.core.throughput import Measured, Throughput
 from orchestrator.simulate.fleets import read_fleet
-from orchestrator.simulate.log_trace import Log, convert_log
+from orchestrator.simulate.log_trace import JobStoreLog, convert_log
 from orchestrator.simulate.logs import read_log
 from orchestrator.simulate.replay import replay
 from orchestrator.store.backup import backup
@@ -43,7 +43,7 @@ def log_of(*stories, newest_s=10_000.0, rates=()):
     events = [event for story in stories for event in story]
     records = fold(replace(event, seq=n) for n, event in enumerate(events, start=1))
     measured = {key: Measured(rate, rate, rate, "sample", "run", 0.0) for key, rate in rates}
-    return Log("made.db", tuple(records.values()), 0, Throughput(measured), newest_s)
+    return JobStoreLog("made.db", tuple(records.values()), 0, Throughput(measured), newest_s)
 
 
 def test_jobs_come_as_they_were_submitted_with_the_time_their_attempts_ran():

@@ -91,7 +91,7 @@ def test_many_starts_at_once_start_one_supervisor(node):
 
 def test_an_epoch_that_is_past_is_refused(node):
     node.start(epoch=4)
-    with pytest.raises(Conflict, match=r"attempt 3 of j was superseded: .* has seen attempt 4"):
+    with pytest.raises(Conflict, match=r"attempt 3 of j was superseded: .* received attempt 4"):
         node.start(epoch=3)
     node.outcome(epoch=4)
     node.attempts.remove_rank_files("j", 4)

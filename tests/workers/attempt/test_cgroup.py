@@ -135,7 +135,7 @@ def test_a_rank_killed_for_memory_is_told_as_such_with_the_peak(node, monkeypatc
     ended = node.outcome()
     assert (ended["failure"]["kind"], ended["peak_memory_bytes"]) == ("oom", 2 << 30)
     message = ended["failure"]["message"]
-    assert message.startswith("rank 0 was killed by the kernel because memory ran out: it held ")
+    assert message.startswith("rank 0 was killed by the kernel because memory ran out: it used ")
     assert message.endswith(", the attempt's limit is 2.0 GiB")
 
 

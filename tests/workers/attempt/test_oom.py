@@ -70,7 +70,7 @@ def test_a_rank_killed_by_the_kernel_in_the_nodes_own_limit_is_told_with_peak_an
     ended = node.outcome()
     failure = ended["failure"]
     assert (ended["state"], failure["kind"], failure["exit_code"], failure["node"]) == ("failed", "oom", -9, "n0")
-    assert failure["message"].startswith("rank 0 was killed by the kernel because memory ran out: it held ")
+    assert failure["message"].startswith("rank 0 was killed by the kernel because memory ran out: it used ")
     assert failure["message"].endswith("MiB, the limit of its control group is 96 MiB")
     assert LIMIT_BYTES // 2 < ended["peak_memory_bytes"] < 2 * LIMIT_BYTES
     gone(node, limited)

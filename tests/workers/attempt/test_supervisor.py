@@ -118,7 +118,7 @@ def test_a_lease_that_passes_kills_everything(node, tmp_path, is_alive):
     assert (ended["state"], ended["exit_codes"]) == ("lost", {"0": -9})
     failure = ended["failure"]
     assert (failure["rank"], failure["node"], failure["kind"], failure["exit_code"]) == (0, "n0", "lost", None)
-    assert failure["message"] == "its lease passed: neither the server nor a fence could be reached"
+    assert failure["message"] == "its lease expired: neither the server nor a fence could be reached"
     assert not is_alive(daemon)
 
 

@@ -95,7 +95,7 @@ def test_a_refused_optimizer_leaves_no_checkpoint_and_dropped_the_weights(tmp_pa
     held, weights = sound()
     held["state"][10**5000] = {}
     with pytest.raises(
-        CheckpointError, match=r"a number of 16610 bits.* pass --skip-unsupported to leave it out; the rest is kept"
+        CheckpointError, match=r"a number of 16610 bits.* pass --skip-unsupported to leave it out; the rest is imported"
     ):
         taken_in(held, weights, tmp_path)
     assert not list((tmp_path / "root").glob("*step-*"))

@@ -138,7 +138,7 @@ def test_a_file_of_an_optimizer_alone_loads_without_its_model(tmp_path, bits, to
     weights = import_checkpoint(tmp_path / "pytorch_model.bin", tmp_path / "weights")
     told = import_checkpoint(tmp_path / "optimizer.pt", tmp_path / "state")
     assert told["entries"] == {"optimizer": "optimizer"}
-    assert "there is no model in the file. Loading goes by position" in told["notes"][0]
+    assert "there is no model in the file. Loading matches by position" in told["notes"][0]
     model = torch_files.Language()
     optimizer = torch_files.decayed(model)
     load(weights["path"], {"model": model})

@@ -39,7 +39,7 @@ def compiled(home, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(home))
     monkeypatch.delenv("POLYFLEET_NATIVE", raising=False)
     monkeypatch.setattr(passes, "MIN_BYTES", 0)
-    found = passes.compiled(0)
+    found = passes.compiled_passes(0)
     assert found is not None, native.unavailable_reason()
     return found
 

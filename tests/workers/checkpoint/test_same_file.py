@@ -115,7 +115,7 @@ def test_a_script_gets_its_own_file_back_and_the_import_knows_its_step(name, tmp
     value, step = scripts()[name]
     told = import_here(str(saved(value, tmp_path / "file.pt")), str(tmp_path / "in"))
     assert told["step"] == (step or 0)
-    assert any("no step was found" in note for note in told["notes"]) == (step is None)
+    assert any("contains no step number" in note for note in told["notes"]) == (step is None)
     moved = copy(told["path"], str(tmp_path / "pool"))["target"]
     for path in (pathlib.Path(told["path"]), pathlib.Path(moved)):
         back = returned(path)
@@ -202,7 +202,7 @@ def test_the_step_is_read_from_the_names_people_use(key, value, step, tmp_path):
     saved({"model": nn.Linear(1, 1).state_dict(), key: value}, tmp_path / "mine.pt")
     told = import_here(str(tmp_path / "mine.pt"), str(tmp_path / "in"))
     assert told["step"] == (step or 0)
-    missing = "no step was found in mine.pt: step 0 is used. Set it with `--step N`"
+    missing = "mine.pt contains no step number: step 0 is used. Set it with `--step N`"
     assert (missing in told["notes"]) == (step is None)
     assert ("step 7 is epoch of mine.pt, which has no step" in told["notes"]) == (key == "epoch")
 

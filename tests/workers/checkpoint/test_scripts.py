@@ -176,7 +176,7 @@ def test_saves_whose_numbers_cannot_be_compared_are_unread(tmp_path):
     trainer_folder(tmp_path / "epoch_1")
     trainer_folder(tmp_path / "step_7")
     trainer_folder(tmp_path / "tmp-checkpoint-9")
-    assert check(tmp_path) == ("unread", "", "its format is not known")
+    assert check(tmp_path) == ("unread", "", "its format is unknown")
 
 
 def test_what_nobody_can_tell_is_unread_and_never_unpickled(tmp_path):
@@ -186,7 +186,7 @@ def test_what_nobody_can_tell_is_unread_and_never_unpickled(tmp_path):
 
     path = tmp_path / "state.pkl"
     path.write_bytes(pickle.dumps(Harm()))
-    assert check(path) == ("unread", "", "its format is not known")
+    assert check(path) == ("unread", "", "its format is unknown")
     torch.save({"a": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert check(tmp_path / "old.pt").state == "unread"
     torch.save({"a": Harm()}, tmp_path / "harm.pt")
@@ -242,7 +242,7 @@ def test_a_text_that_is_also_something_else_is_left_alone(tmp_path):
     moved = replace_devices(alone, loads_on(*CPU))
     assert moved[1] == {"cuda:0": 1} and len(moved[0]) == len(alone) and b"cuda" not in moved[0]
     also = b"\x80\2}q\0(X\1\0\0\0a" + storage + b"X\6\0\0\0deviceh\2u."
-    with pytest.raises(Unsound, match="uses 'cuda:0' for other things than devices of tensors"):
+    with pytest.raises(Unsound, match="uses 'cuda:0' for purposes other than devices of tensors"):
         replace_devices(also, loads_on(*CPU))
 
 

@@ -113,7 +113,7 @@ def test_fp8_of_one_flavour_becomes_the_other_with_its_scale(tmp_path):
     back = load(convert(told["path"], tmp_path / "c", to_kind="nvidia:H100-80GB")["path"]).state["t"]
     assert torch.equal(back["w"].float() * back["w_scale"], weight.float() * scale)
     unscaled = save(tmp_path / "d", 1, {"t": weight}).path
-    with pytest.raises(CheckpointError, match="no scale that could make up for it"):
+    with pytest.raises(CheckpointError, match="no scale that could compensate for it"):
         convert(unscaled, tmp_path / "e", dtype={"float8_e4m3fn": "float8_e4m3fnuz"})
 
 

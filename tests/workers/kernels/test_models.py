@@ -373,11 +373,11 @@ class TestFitting:
         model, x = Block(), draw(2, 5, 64)
         norm, *_ = calls(model, x)
         lines = [said(norm)]
-        for given, told in (({"learns": True}, "with its gradient"), ({"compiled": True}, "inside torch.compile")):
+        for given, told in (({"training": True}, "with its gradient"), ({"compiled": True}, "inside torch.compile")):
             fitted = kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, **given)
             assert not fitted.chosen and f"not measured {told}" in fitted.unchanged_modules["before (rmsnorm)"]
         lines += [said(norm, gradient=True)]
-        assert kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, learns=True).chosen
+        assert kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, training=True).chosen
 
 
 class TestPass:

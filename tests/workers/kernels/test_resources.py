@@ -10,7 +10,7 @@ from workers.kernels import resources
 from workers.kernels.parts import triton_committed as committed
 from workers.kernels.parts import triton_table as table
 from workers.kernels.parts.triton_table import Config
-from workers.kernels.resources import Resources, refusal_reason
+from workers.kernels.resources import KernelResources, refusal_reason
 
 SM_90, MI300 = table.TARGETS["sm_90"], table.TARGETS["gfx942"]
 DATA = json.loads(committed.COMMITTED.read_text())
@@ -77,7 +77,7 @@ def test_a_launch_is_refused_that_the_committed_table_does_not_hold():
 
 def test_a_planted_configuration_that_spills_is_found_and_not_written(compiler):
     """65,536 columns in the registers of one program: the cliff that clusters and loops are for."""
-    [row] = compiler.compile_configurations([Resources("sm_90", "bf16", Config("rmsnorm_rows", (1, 65536), 16))])
+    [row] = compiler.compile_configurations([KernelResources("sm_90", "bf16", Config("rmsnorm_rows", (1, 65536), 16))])
     assert row.spills > 0
     assert compiler.refused_rows([row]) == [row]
     with pytest.raises(UserError, match=r"1 configurations must not be launched.*spills"):
@@ -85,20 +85,20 @@ def test_a_planted_configuration_that_spills_is_found_and_not_written(compiler):
 
 
 def test_too_many_threads_compile_and_are_refused(compiler):
-    [row] = compiler.compile_configurations([Resources("gfx942", "bf16", Config("softmax_rows", (1, 32768), 32))])
+    [row] = compiler.compile_configurations([KernelResources("gfx942", "bf16", Config("softmax_rows", (1, 32768), 32))])
     assert (row.spills, row.threads) == (0, 2048)
     assert "2048 threads" in row.refused
 
 
 def test_what_does_not_compile_is_told(compiler):
-    [row] = compiler.compile_configurations([Resources("sm_90", "bf16", Config("silu", (1000,), 4))])
+    [row] = compiler.compile_configurations([KernelResources("sm_90", "bf16", Config("silu", (1000,), 4))])
     assert row.refused.startswith("does not compile: ")
 
 
 def test_what_was_compiled_is_remembered_and_a_cut_line_is_not(compiler, tmp_path):
     """And it gives what is committed, of the same compiler."""
     jobs = [
-        Resources(name, "bf16", table.rows("rmsnorm", 4096, table.TARGETS[name], (3, 7)))
+        KernelResources(name, "bf16", table.rows("rmsnorm", 4096, table.TARGETS[name], (3, 7)))
         for name in ("sm_90", "gfx942")
     ]
     told = []
@@ -117,5 +117,5 @@ def test_what_was_compiled_is_remembered_and_a_cut_line_is_not(compiler, tmp_pat
 def test_targets_nobody_can_compile_for_are_told(compiler):
     with pytest.raises(UserError, match="unknown target 'sm_91'"):
         compiler.compile_report(["sm_91"])
-    with pytest.raises(UserError, match="only the driver knows the registers"):
+    with pytest.raises(UserError, match="can report its registers"):
         compiler.compile_report(["xpu"])

@@ -71,7 +71,7 @@ def test_a_missing_function_is_answered_with_the_nearest(tmp_path):
 
 
 def test_an_entry_without_a_function_is_refused_where_there_is_no_default(tmp_path):
-    with pytest.raises(UserError, match=r"entry 'two\.py' names no function"):
+    with pytest.raises(UserError, match=r"entry 'two\.py' does not name a function"):
         load_function("two.py", folder=tmp_path)
 
 

@@ -1,7 +1,7 @@
 """Build the DeviceInfo of a device that this process uses.
 
-torch reports most of it, probes the dtypes, and discovery, which does not open the device, its driver, topology and
-properties.
+Most of it comes from torch. Its dtypes come from probes. Its driver, topology and properties come from discovery, which
+does not open the device.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,10 @@ DISCOVERED_FIELDS = ("uuid", "architecture", "driver_version", "pci_address", "n
 
 def device_info(backend: "BaseBackend") -> DeviceInfo:
     memory, info = backend.get_memory_stats(), backend._info()
-    own = {key: value for key, value in info.items() if key in DeviceInfo.model_fields and value not in ("", None)}
-    discovered = _discovered(backend, str(own.get("uuid", "")))
+    own_fields = {
+        key: value for key, value in info.items() if key in DeviceInfo.model_fields and value not in ("", None)
+    }
+    discovered = _discovered(backend, str(own_fields.get("uuid", "")))
     from_discovery = {name: getattr(discovered, name) for name in DISCOVERED_FIELDS} if discovered else {}
     native = tuple(sorted(name_of(dtype) for dtype in every_dtype() if backend.supports_dtype(dtype)))
     return DeviceInfo.model_validate(
@@ -40,22 +42,23 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
             "emulated": backend.emulated,
         }
         | from_discovery
-        | own
+        | own_fields
         | {
-            "runtime_versions": {"torch": str(torch.__version__)} | own.get("runtime_versions", {}),
-            "properties": (discovered.properties if discovered else {}) | _properties(backend, info, own, native),
+            "runtime_versions": {"torch": str(torch.__version__)} | own_fields.get("runtime_versions", {}),
+            "properties": (discovered.properties if discovered else {})
+            | _properties(backend, info, own_fields, native),
         }
     )
 
 
 def _properties(
-    backend: "BaseBackend", info: dict[str, Any], own: dict[str, Any], native: tuple[str, ...]
+    backend: "BaseBackend", info: dict[str, Any], own_fields: dict[str, Any], native: tuple[str, ...]
 ) -> dict[str, Any]:
     return {
         "collective_backend": backend.collective_backend,
         "shared_memory_per_block_bytes": backend.max_shared_memory_bytes(),
         "fp8_supported": any(name.startswith("float8") for name in native),
-        **{key: value for key, value in info.items() if key not in own and key not in DeviceInfo.model_fields},
+        **{key: value for key, value in info.items() if key not in own_fields and key not in DeviceInfo.model_fields},
     }
 
 

@@ -41,14 +41,14 @@ def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | No
 
     An id is valid only while something, such as an optimizer, still references the old tensor.
     """
-    before = _slots(module)
+    old_slots = _slots(module)
     if dtype is not None:
         module.to(device, dtype)
-    elif any(slot.tensor.device != device for slot in before):
+    elif any(slot.tensor.device != device for slot in old_slots):
         # Not otherwise: torch cannot move quantized weights after compilation, not even to the device they are on.
         module.to(device)
     moved: MovedTensors = {}
-    for slot in before:
+    for slot in old_slots:
         slot.table[slot.name] = moved.setdefault(id(slot.tensor), slot.table[slot.name])
     return moved
 

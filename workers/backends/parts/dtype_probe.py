@@ -46,7 +46,7 @@ def _probe_dtype(backend: "BaseBackend", dtype: torch.dtype) -> str:
 
 
 def preserves_dtype(backend: "BaseBackend", dtype: torch.dtype) -> bool:
-    """Return whether an element keeps its bits on the way to the device and back."""
+    """Return whether an element keeps its bits when it is copied to the device and back."""
     value = torch.tensor([1 + 2j] if dtype.is_complex else [1.0]).to(dtype)
     try:
         back = value.to(backend.device).cpu()

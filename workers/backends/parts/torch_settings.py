@@ -22,8 +22,8 @@ def attention(choice: str, later: Later, device: torch.device) -> None:
         return
     switch: Any = torch.backends.cuda
     for name in SDPA:
-        before, change = getattr(switch, f"{name}_sdp_enabled")(), getattr(switch, f"enable_{name}_sdp")
-        later(change, before)
+        was_enabled, change = getattr(switch, f"{name}_sdp_enabled")(), getattr(switch, f"enable_{name}_sdp")
+        later(change, was_enabled)
         change(name in ALLOWED[choice])
     if not _attention_works(device):
         message = f"attention is {choice!r}, but torch {torch.__version__} has no such kernel for {device}"
@@ -62,6 +62,6 @@ def variable(name: str, value: str | None, later: Later) -> None:
     """Set an environment variable that a vendor's runtime reads; None leaves it unchanged."""
     if value is None:
         return
-    before = os.environ.get(name)
-    later(os.environ.pop, name, None) if before is None else later(os.environ.__setitem__, name, before)
+    old_value = os.environ.get(name)
+    later(os.environ.pop, name, None) if old_value is None else later(os.environ.__setitem__, name, old_value)
     os.environ[name] = value

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from workers.checkpoint.format.manifest import ENTRY, Entry, Manifest
+from workers.checkpoint.format.manifest import ENTRY, Manifest, StateEntry
 from workers.checkpoint.format.optimizer_tree import read_optimizer
 
 STATE = "state"
@@ -48,7 +48,7 @@ def values_of(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def leaves(name: str, entry: Entry) -> Iterator[tuple[str, Any]]:
+def leaves(name: str, entry: StateEntry) -> Iterator[tuple[str, Any]]:
     """Yield the leaves below an entry's plain dicts, by dotted name. The entry `state` may be the full state dict."""
     prefix = "" if name == STATE and entry.type == STATE else name
     yield from _below(prefix, entry.tree)
@@ -65,7 +65,7 @@ def _below(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _slots(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
+def _slots(name: str, entry: StateEntry) -> Iterator[tuple[str, str]]:
     """Yield names and tensors of optimizer slots, named as torch's get_optimizer_state_dict does.
     That is by the parameter's name within its model, and also by number, as in a plain state_dict, where the checkpoint
     has numbers.

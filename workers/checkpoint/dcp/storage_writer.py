@@ -23,7 +23,7 @@ from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.format.manifest import Entry, FileEntry, Manifest, Stored, TensorEntry, World
+from workers.checkpoint.format.manifest import FileEntry, Manifest, StateEntry, Stored, TensorEntry, World
 from workers.checkpoint.saver import producer_of
 from workers.checkpoint.state.names import check_plain
 from workers.checkpoint.state.pieces import pieces
@@ -155,7 +155,7 @@ class PolyfleetStorageWriter(StorageWriter):
             entry = entry_for(path, is_nested)
             _put(trees.setdefault(entry, {}), path[1:] if entry == path[0] and is_nested else path, leaf)
         entries = {
-            name: Entry("tree", STATE if name == STATE and not is_nested else "", _restore_lists(value))
+            name: StateEntry("tree", STATE if name == STATE and not is_nested else "", _restore_lists(value))
             for name, value in trees.items()
         }
         created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -49,7 +49,7 @@ def damage_reason(folder: Path) -> str:
         mark = read_json(folder / MARK, MAX_MARK_BYTES)
     if not isinstance(mark, dict) or not isinstance(mark.get("reason"), str) or not isinstance(mark.get("found"), str):
         return "it is marked as damaged"
-    return f"{mark['reason'][:MAX_REASON_LENGTH]} (found {mark['found'][:40]})"
+    return f"{mark['reason'][:MAX_REASON_LENGTH]} (detected {mark['found'][:40]})"
 
 
 def damaged_checkpoints(root: Path) -> Iterator[tuple[Path, str]]:

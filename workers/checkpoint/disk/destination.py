@@ -41,8 +41,8 @@ class Destination(Protocol):
     def apply_retention(self, keep: int) -> tuple[str, ...]: ...
 
 
-class OnDisk:
-    """Write to a side folder, rename it, write the manifest last: saver.py explains the steps."""
+class FolderDestination:
+    """Write to a temporary folder, rename it, write the manifest last: saver.py explains the steps."""
 
     def __init__(self, root: Path, name: str, files: Files):
         self.root, self.path, self._staging = root, root / name, root / f"{PART}{name}"

@@ -1,8 +1,9 @@
 """Lay out tensors in shard files before anything is written, so that threads can write any part.
 
 A shard is an 8-byte length, a JSON header padded to a page, and the bytes of its tensors. The widest dtypes come first,
-so that each tensor begins at a multiple of its item size and can be read in place. The safetensors package (0.8) is not
-used for writing: it neither hashes nor fsyncs, and its files have mode 0600. A test opens these files with its reader.
+so that each tensor begins at a multiple of its item size and can be read without a copy. The safetensors package (0.8)
+is not used for writing: it neither hashes nor fsyncs, and its files have mode 0600. A test opens these files with its
+reader.
 """
 
 import json
@@ -25,7 +26,7 @@ Read = Callable[[int, int, memoryview], None]
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
     """A tensor, or a rank's box of one, to be written. `code` is the safetensors dtype, `key` identifies the tensor.
-    `plain` returns all bytes in place, if they are contiguous in host memory.
+    `plain` returns all bytes without a copy, if they are contiguous in host memory.
     """
 
     key: str

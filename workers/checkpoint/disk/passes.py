@@ -131,7 +131,7 @@ def address(data: Any) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
 
-def compiled(size_bytes: int, build: bool = True) -> Passes | None:
+def compiled_passes(size_bytes: int, build: bool = True) -> Passes | None:
     """Return the passes, or None below MIN_BYTES or if native code is unavailable.
     Without `build`, only code that an earlier load on this node has built is used: a save does not wait for a compiler.
     """
@@ -146,6 +146,6 @@ def compiled(size_bytes: int, build: bool = True) -> Passes | None:
     return _loaded[0]
 
 
-def loaded() -> Passes | None:
-    """Return the passes that an earlier `compiled` of this process loaded. Never builds anything."""
+def loaded_passes() -> Passes | None:
+    """Return the passes if this process has loaded them before, else None. Never builds anything."""
     return _loaded[0] if _loaded and not native.disabled_reason() else None

@@ -56,7 +56,7 @@ class CheckpointReader:
     @cached_property
     def native(self) -> passes.Passes | None:
         """Compiled passes, built on first use if the checkpoint is large enough, or None."""
-        return passes.compiled(sum(entry.bytes for entry in self.manifest.files.values()))
+        return passes.compiled_passes(sum(entry.bytes for entry in self.manifest.files.values()))
 
     def entry(self, name: str) -> TensorEntry:
         """Return the entry of a tensor, or of the tensor it is tied to."""

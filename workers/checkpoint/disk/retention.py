@@ -81,7 +81,7 @@ def first_damage(folder: Path) -> str:
 
 def expired_checkpoints(others: list[Path], keep: int) -> list[Path]:
     """Return which of `others` (newest first) `keep` deletes, besides one newer checkpoint that stays.
-    Pinned ones stay and do not count; held ones stay until the next time.
+    Pinned ones stay and are not counted; held ones stay until the next call.
     """
     retained, expired = 1, []
     for folder in others:

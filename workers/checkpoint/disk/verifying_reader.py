@@ -58,7 +58,7 @@ class VerifyingReader(CheckpointReader):
 
     def _read_part(self, chunk: Chunk, offset: int, part: memoryview) -> None:
         """Read part of one chunk, hashing the chunk in order.
-        Skipped bytes are read and hashed on the way; bytes that were hashed before are not hashed again.
+        Skipped bytes are read and hashed too; bytes that were hashed before are not hashed again.
         """
         if chunk in self._verified:
             super().read_into(chunk[0], offset, part)

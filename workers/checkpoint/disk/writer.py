@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 class Arena:
     """A copy of all shards in host memory, laid out as the files, written while the originals change.
 
-    The memory is kept and grows to the largest save: only the first save pays for touching it.
+    The memory is reused and grows to the largest save: only the first save pays for touching it.
     """
 
     def __init__(self) -> None:
@@ -69,13 +69,13 @@ class _Shard:
 def write_shards(
     files: Files, folder: Path, layouts: list[Layout], arena: Arena | None = None, progress: Progress | None = None
 ) -> dict[str, FileEntry]:
-    """Write and fsync all shards, from `arena` if given. The caller syncs the folder.
+    """Write and fsync all shards, from `arena` unless it is None. The caller syncs the folder.
 
     Raises the first OSError; files in `folder` may then be half written.
     """
     shards = [_Shard(layout, layout.chunks) for layout in layouts]
     total_bytes = sum(layout.size_bytes for layout in layouts)
-    counter, compiled = _ByteCounter(total_bytes, progress), passes.compiled(total_bytes, build=False)
+    counter, compiled = _ByteCounter(total_bytes, progress), passes.compiled_passes(total_bytes, build=False)
 
     def write(item: tuple[_Shard, int], scratch: memoryview) -> None:
         shard, index = item

@@ -65,7 +65,7 @@ def _check_overlaps(metadata_path: Path, locations: "list[_Location]") -> None:
         if file == other and start + size > next_start:
             raise CheckpointError(
                 f"{metadata_path} has items that overlap in {file.name}",
-                "do not use this folder: no known program writes such files",
+                "do not use this folder: no standard program writes such files",
             )
 
 

@@ -23,20 +23,20 @@ FILE = re.compile(rf"(?:{_NAME}/)?{_NAME}")
 """Pattern of a file name in an origin: a name in the exported folder, or in a folder below it."""
 
 
-class Values:
+class ExportedValues:
     """Values of an open checkpoint; its tensors are mapped from the shards, each once."""
 
     def __init__(self, checkpoint: OpenCheckpoint):
-        self._opened, self._tensors = checkpoint, dict[str, torch.Tensor]()
-        self._used: set[str] = set()
+        self._checkpoint, self._tensors = checkpoint, dict[str, torch.Tensor]()
+        self._used_entries: set[str] = set()
         self.origin = checkpoint.manifest.origin
 
     def entries(self) -> dict[str, Any]:
         """All entries: a module as {name: tensor} with its extra states, an optimizer as its state_dict."""
-        return {name: self.entry(name) for name in self._opened.manifest.entries}
+        return {name: self.entry(name) for name in self._checkpoint.manifest.entries}
 
     def entry(self, name: str) -> Any:
-        manifest = self._opened.manifest
+        manifest = self._checkpoint.manifest
         entry, decode = manifest.entries[name], partial(tree.decode, leaf=self._leaf)
         if entry.kind == "module":
             tensors = {n.removeprefix(f"{name}/"): self._tensor(n) for n in manifest.module_tensors(name)}
@@ -60,7 +60,7 @@ class Values:
     def file(self, name: str) -> Any:
         """Return the content of file `name` of the source. Raises DamagedCheckpoint if its form is malformed."""
         assert self.origin is not None
-        self._used.clear()
+        self._used_entries.clear()
         try:
             return tree.decode(self.origin.files[name], self._leaf, ROOT_DEPTH, self._decode_tag)
         except (KeyError, AttributeError) as e:
@@ -70,7 +70,7 @@ class Values:
         """Return module and metadata of a safetensors file. Raises DamagedCheckpoint."""
         form = self.file(name)
         entry, metadata = (form.get("entry"), form.get("metadata")) if isinstance(form, dict) else (None, None)
-        is_module = type(entry) is str and entry in self._opened.manifest.entries
+        is_module = type(entry) is str and entry in self._checkpoint.manifest.entries
         if not is_module or type(metadata) is not dict or not all(type(text) is str for text in metadata.values()):
             raise DamagedCheckpoint(f"the manifest's form of {name!r:.200} names no module")
         return str(entry), metadata
@@ -93,18 +93,18 @@ class Values:
 
     def _entry_once(self, name: str) -> Any:
         """Return an entry, once per file: otherwise a small form could include a large entry a million times."""
-        if name in self._used:
+        if name in self._used_entries:
             raise ValueError(f"{name!r:.200} occurs twice in it")
-        self._used.add(name)
+        self._used_entries.add(name)
         return self.entry(name)
 
     def _leaf(self, name: str, tag: str) -> Any:
         return self._tensor(name).numpy() if tag == "$array" else self._tensor(name)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        own = self._opened.manifest.resolve(name)
+        own = self._checkpoint.manifest.resolve(name)
         if own not in self._tensors:
-            self._tensors[own] = self._opened.tensor(own)
+            self._tensors[own] = self._checkpoint.tensor(own)
         return self._tensors[own]
 
 
@@ -130,7 +130,7 @@ def _rebuild(tag: str, content: Any) -> Any:
         return torch.device(_check_type(content, str))
     if tag == "$dtype" and isinstance(dtype := getattr(torch, _check_type(content, str), None), torch.dtype):
         return dtype
-    raise LookupError(f"{tag} is not a known leaf")
+    raise LookupError(f"{tag} is not a supported leaf")
 
 
 def _check_type(content: Any, kind: type) -> Any:

@@ -1,4 +1,4 @@
-"""Export checkpoints to other formats. Tensors are mapped from the shards: nothing is read twice or kept in memory."""
+"""Export checkpoints to other formats. Tensors are mapped from the shards: nothing is read twice or stays in memory."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from workers.checkpoint.disk.files import Files, write_file
 from workers.checkpoint.disk.layout import Layout, TensorPiece, lay_out
 from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.dcp_folders import EXTRA_FILE
-from workers.checkpoint.exchange.exported_value import Values
+from workers.checkpoint.exchange.exported_value import ExportedValues
 from workers.checkpoint.exchange.formats import FORMATS
-from workers.checkpoint.exchange.library_folders import Written, save_value, write_folder
+from workers.checkpoint.exchange.library_folders import WrittenFiles, save_value, write_folder
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
@@ -101,7 +101,7 @@ def _module_of(checkpoint: OpenCheckpoint, entry: str) -> str:
     return modules[0]
 
 
-def _export_safetensors(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+def _export_safetensors(checkpoint: OpenCheckpoint, target: Path, entry: str) -> WrittenFiles:
     """Write a folder, or a single file if `target` is named like one."""
     module = _module_of(checkpoint, entry)
     file, metadata = _safetensors_form(checkpoint, module)
@@ -117,12 +117,12 @@ def _export_safetensors(checkpoint: OpenCheckpoint, target: Path, entry: str) ->
         is_single,
     )
     others = sorted(set(checkpoint.manifest.entries) - {module})
-    return Written(written.tensors, written.notes + ([f"left out: {', '.join(others)}"] if others else []))
+    return WrittenFiles(written.tensors, written.notes + ([f"left out: {', '.join(others)}"] if others else []))
 
 
 def _safetensors_form(checkpoint: OpenCheckpoint, module: str) -> tuple[str, dict[str, str]]:
     """Return the name of the file the module was imported from, and the metadata in its header."""
-    values = Values(checkpoint)
+    values = ExportedValues(checkpoint)
     for name in values.names() if values.origin and values.origin.format == "safetensors" else ():
         entry, metadata = values.header(name)
         if entry == module:
@@ -132,7 +132,7 @@ def _safetensors_form(checkpoint: OpenCheckpoint, module: str) -> tuple[str, dic
 
 def _write_weights(
     checkpoint: OpenCheckpoint, folder: Path, module: str, file: str, metadata: dict[str, str], single: bool = False
-) -> Written:
+) -> WrittenFiles:
     """Write a module's tensors into `folder`, as `file` or, unless `single`, as several with an index."""
     names = checkpoint.manifest.module_tensors(module)
     stored = {name: checkpoint.manifest.tensors[name].alias_of or name for name in names}
@@ -159,7 +159,7 @@ def _write_weights(
     files.sync_folder(folder)
     ties = [f"{name} is tied to {stored[name]} and not written twice" for name in left_out]
     ties += [f"left out: {first_names(not_tensors)}: safetensors stores only tensors"] if not_tensors else []
-    return Written(sum(len(layout.pieces) for layout in renamed), ties)
+    return WrittenFiles(sum(len(layout.pieces) for layout in renamed), ties)
 
 
 class _TensorName(str):
@@ -196,26 +196,26 @@ def _read(checkpoint: OpenCheckpoint, name: str, start: int, stop: int, out: mem
     out[:] = bits.byte_view(bits.as_integers(read_elements(checkpoint, name, start // size, stop // size)))
 
 
-def _export_torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
-    values = Values(checkpoint)
-    return Written(
+def _export_torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> WrittenFiles:
+    values = ExportedValues(checkpoint)
+    return WrittenFiles(
         save_value(values.entry(_module_of(checkpoint, entry)) if entry else _full_value(values), target), []
     )
 
 
-def _full_value(values: Values) -> Any:
+def _full_value(values: ExportedValues) -> Any:
     """Return everything as one value, with the content of a DCP folder's extra file."""
     full_value, extra_file = values.full_value(), values.extra_file()
     return full_value | extra_file if isinstance(full_value, dict) and isinstance(extra_file, dict) else full_value
 
 
-def _export_dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
-    values = Values(checkpoint)
+def _export_dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> WrittenFiles:
+    values = ExportedValues(checkpoint)
     full_value = {entry: values.entry(entry)} if entry else values.full_value()
     count = _save_with_dcp(full_value if isinstance(full_value, dict) else values.entries(), target)
     if not entry and (extra_file := values.extra_file()) is not None:
         count += save_value(extra_file, target / EXTRA_FILE)
-    return Written(count, [])
+    return WrittenFiles(count, [])
 
 
 def _save_with_dcp(value: dict[str, Any], folder: Path) -> int:
@@ -228,7 +228,7 @@ def _save_with_dcp(value: dict[str, Any], folder: Path) -> int:
     return sum(isinstance(m, TensorStorageMetadata) for m in metadata.state_dict_metadata.values())
 
 
-def _export_folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, format: str) -> Written:  # noqa: A002
+def _export_folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, format: str) -> WrittenFiles:  # noqa: A002
     """Write a folder of a training library: the imported one, or a new one from the checkpoint's entries."""
     origin = checkpoint.manifest.origin
     target.mkdir()
@@ -236,7 +236,7 @@ def _export_folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, form
         return write_folder(
             checkpoint, target, _module_of(checkpoint, entry), format, partial(_write_weights, checkpoint)
         )
-    values, count = Values(checkpoint), 0
+    values, count = ExportedValues(checkpoint), 0
     notes: list[str] = []
     for name in values.names():
         path = target / name
@@ -247,7 +247,7 @@ def _export_folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, form
             count, notes = count + written.tensors, notes + written.notes
         else:
             count += _write_value(values.file(name), path)
-    return Written(count, notes)
+    return WrittenFiles(count, notes)
 
 
 def _write_value(value: Any, path: Path) -> int:

@@ -56,7 +56,7 @@ def _format_of_folder(source: Path) -> str:
         raise CheckpointError(f"{source} contains {len(saves)} saves", f"name one of them, such as {saves[-1]}")
     contents = first_names(sorted(path.name for path in source.iterdir())) or "it is empty"
     raise CheckpointError(
-        f"{source} has nothing that can be imported: {contents}", f"known formats: {', '.join(FORMATS)}"
+        f"{source} has nothing that can be imported: {contents}", f"supported formats: {', '.join(FORMATS)}"
     )
 
 
@@ -92,7 +92,7 @@ def _finish(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool
         location, description = next(iter(plain.refused.items()))
         raise CheckpointError(
             f"{source} has {len(plain.refused)} Python objects that cannot be imported; {location} is a {description}",
-            "pass --skip-unsupported to leave them out; tensors and numbers are kept",
+            "pass --skip-unsupported to leave them out; tensors and numbers are imported",
         )
     state.notes += [f"dropped {location}: a {description}" for location, description in plain.refused.items()]
     state.notes += [f"left out {name}: {reason}" for name, reason in state.left_out.items()]
@@ -117,7 +117,7 @@ def _check_unfit(source: Path, state: ImportedState, drop: bool) -> None:
         if not drop:
             raise CheckpointError(
                 f"{source}: {entry} looks like the state of an optimizer, but it {reason}",
-                "pass --skip-unsupported to leave it out; the rest is kept",
+                "pass --skip-unsupported to leave it out; the rest is imported",
             )
         state.notes.append(f"dropped {entry}, the state of an optimizer that {reason}")
         state.left_out[entry] = f"the state of an optimizer that {reason}"

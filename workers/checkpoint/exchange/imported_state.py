@@ -24,10 +24,10 @@ from workers.checkpoint.exchange.source_form import (
 )
 from workers.checkpoint.exchange.strided import StridedSource, element_count, is_contiguous, last_index
 from workers.checkpoint.exchange.tensors import ForeignTensor, InlineTensor, Parts, Reference
-from workers.checkpoint.exchange.typed import Typed
+from workers.checkpoint.exchange.typed import TypedValue
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import ENTRY, EXTRA_STATE, Entry, Origin, Stored, TensorEntry, View
+from workers.checkpoint.format.manifest import ENTRY, EXTRA_STATE, Origin, StateEntry, Stored, TensorEntry, View
 from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
@@ -37,7 +37,7 @@ MAX_ENTRIES = 10_000
 MAX_EXPANSION = 16
 SMALL_BYTES = 64 << 20
 """Tensors may be larger than the bytes they are made of, because a stride of 0 repeats elements. All tensors of a
-source together may be at most EXPANDED times as large, plus this.
+source together may be at most MAX_EXPANSION times as large, plus this.
 """
 
 
@@ -51,7 +51,7 @@ class ImportedState:
 
     step: int | None = None
     ordered: bool = True
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, StateEntry] = field(default_factory=dict)
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     references: dict[str, "Reference | Parts | np.ndarray[Any, Any]"] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -62,14 +62,14 @@ class ImportedState:
     _files: dict[str, Any] = field(default_factory=dict)
     _entry_of: dict[int, str] = field(default_factory=dict)
     _name_of: dict[int, str] = field(default_factory=dict)
-    _alive: list[Any] = field(default_factory=list)
+    _referenced: list[Any] = field(default_factory=list)
 
     def file(self, name: str, value: Any) -> None:
-        """Remember the content of file `name`, parts of which have become entries, for its form."""
+        """Store the content of file `name`, parts of which have become entries, for `file_forms`."""
         self._files[name] = value
 
     def safetensors_file(self, name: str, entry: str, metadata: dict[str, str]) -> None:
-        """Remember a file, or several with an index: the header's metadata, and the module it belongs to."""
+        """Store the form of a file, or of several with an index: the header's metadata, and the module it has."""
         self._files[name] = {"entry": entry, "metadata": metadata}
 
     def file_forms(self) -> dict[str, Any]:
@@ -106,19 +106,19 @@ class ImportedState:
             if name not in extra:
                 self._tensor(f"{entry}/{name}", tensor, "parameter" if _is_float(tensor) else "buffer")
         states = {name.removesuffix(EXTRA_STATE): value for name, value in extra.items()}
-        self.entries[entry] = Entry("module", "", tree.encode({"extra_state": states}, entry, self._leaf))
+        self.entries[entry] = StateEntry("module", "", tree.encode({"extra_state": states}, entry, self._leaf))
 
     def _note_entry(self, entry: str, value: Any) -> None:
-        if isinstance(value, dict | list):  # numbers and tuples may be the same object in several places
+        if isinstance(value, dict | list):  # numbers and tuples may be the same object under several keys
             self._entry_of[id(value)] = entry
-            self._alive.append(value)
+            self._referenced.append(value)
 
     def plain(self, entry: str, value: Any) -> None:
         self._note_entry(entry, value)
-        self.entries[entry] = Entry("tree", "", tree.encode(value, entry, self._leaf))
+        self.entries[entry] = StateEntry("tree", "", tree.encode(value, entry, self._leaf))
 
     def optimizer(self, entry: str, value: dict[str, Any]) -> None:
-        """Keep a state dict of torch.optim until all models, to which its parameters may belong, are known."""
+        """Store a state dict of torch.optim until all models, to which its parameters may belong, have been read."""
         self._note_entry(entry, value)
         if reason := not_portable_reason(value):
             self.notes.append(f"{entry}: an optimizer's state that {reason}; it is imported as plain values")
@@ -140,7 +140,7 @@ class ImportedState:
         keys = {key: str(certain.get(key, key)) for key in optimizer.state}
         state = {text: self._encode(dict(optimizer.state[key]), f"{entry}/state/{text}") for key, text in keys.items()}
         names = {"names": {str(key): name for key, name in derived.items()}} if derived else {}
-        self.entries[entry] = Entry("optimizer", "", {"groups": groups, "state": state, **names})
+        self.entries[entry] = StateEntry("optimizer", "", {"groups": groups, "state": state, **names})
 
     def free_name(self, preferred: str) -> str:
         if len(self.entries) + len(self.optimizers) + len(self.invalid_optimizers) > MAX_ENTRIES:
@@ -163,9 +163,9 @@ class ImportedState:
 
     def located_tensors(self, locations: dict[str, tuple[str, int]]) -> dict[str, TensorEntry]:
         """Return the tensors, with file and offset of each of `pieces`."""
-        return {name: self._placed(name, entry, locations) for name, entry in self.tensors.items()}
+        return {name: self._locate_tensor(name, entry, locations) for name, entry in self.tensors.items()}
 
-    def _placed(self, name: str, entry: TensorEntry, locations: dict[str, tuple[str, int]]) -> TensorEntry:
+    def _locate_tensor(self, name: str, entry: TensorEntry, locations: dict[str, tuple[str, int]]) -> TensorEntry:
         if entry.alias_of:
             return entry
         source = self.references[name]
@@ -182,13 +182,13 @@ class ImportedState:
     def _leaf(self, value: Any, path: str, role: str = "tensor") -> Any:
         if isinstance(value, ForeignTensor):
             return {"$tensor": self._tensor(path, value, role)}
-        if isinstance(value, Typed):
+        if isinstance(value, TypedValue):
             return tree.encode(value.content(), path, lambda leaf, inner_path: self._leaf(leaf, inner_path, role))
         if isinstance(value, np.ndarray) and tree.is_portable(value.dtype):
             if id(value) in self._name_of:
                 return {"$array": self._name_of[id(value)]}
             path = self._name_of[id(value)] = self._free_tensor_name(path)
-            self._alive.append(value)
+            self._referenced.append(value)
             native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
             self.references[path] = native.reshape(value.shape)
             self.tensors[path] = TensorEntry("array", str(native.dtype), value.shape)
@@ -208,7 +208,7 @@ class ImportedState:
             if isinstance(part, Reference):
                 _check_inside(name, part)
         self._name_of[id(value)] = name
-        self._alive.append(value)
+        self._referenced.append(value)
         self.references[name] = value.array if isinstance(value, InlineTensor) else value
         self.tensors[name] = TensorEntry(role, value.dtype, value.shape, device=value.device)
         return name
@@ -219,7 +219,8 @@ class ImportedState:
             if f"{name}{'~' * count}" not in self.tensors:
                 return f"{name}{'~' * count}"
         raise CheckpointError(
-            f"more than 100 tensors are called {name:.200}", "do not use this file: no known program writes such files"
+            f"more than 100 tensors are called {name:.200}",
+            "do not use this file: no standard program writes such files",
         )
 
     def check_expanded(self, source: str) -> None:

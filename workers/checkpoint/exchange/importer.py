@@ -58,7 +58,7 @@ def import_checkpoint(
 ) -> dict[str, Any]:
     """Import `source` into a checkpoint below `root`.
     `source` is safetensors (a file, or a folder with an index), a file of torch.save or Lightning, or a folder of DCP,
-    Accelerate or the Trainer. The format is detected unless `format` is given.
+    Accelerate or the Trainer. The format is detected if `format` is empty.
 
     safetensors files are hard-linked, so nothing is copied if both are on one file system; without `root` a manifest is
     written beside them. Symbolic links are followed. State dicts of optimizers become optimizer entries. `drop` leaves
@@ -115,7 +115,7 @@ def _import(
     state.check_expanded(source)
     number = (state.step or 0) if step is None else step
     if step is None and state.step is None:
-        state.notes.append(f"no step was found in {source_path.name}: step 0 is used. Set it with `--step N`")
+        state.notes.append(f"{source_path.name} contains no step number: step 0 is used. Set it with `--step N`")
     name = f"step-{number:08d}-{os.urandom(4).hex()}"
     if root is None:
         folder = source_path if source_path.is_dir() else source_path.parent

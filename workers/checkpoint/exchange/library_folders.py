@@ -8,28 +8,34 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.exchange.exported_value import Values
-from workers.checkpoint.format.manifest import Entry
+from workers.checkpoint.exchange.exported_value import ExportedValues
+from workers.checkpoint.format.manifest import StateEntry
 from workers.checkpoint.lazy_reader import OpenCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """What was written. `tensors` is their number in the files; a tie counts once if it is written once."""
 
     tensors: int
     notes: list[str]
 
 
-WriteWeights = Callable[[Path, str, str, dict[str, str]], Written]
+WriteWeights = Callable[[Path, str, str, dict[str, str]], WrittenFiles]
 """Arguments: folder, module, file name and the metadata of its header."""
 SUFFIXES = {"accelerate": ".bin", "trainer": ".pt"}
 
 
-def write_folder(checkpoint: OpenCheckpoint, folder: Path, module: str, format: str, write: WriteWeights) -> Written:  # noqa: A002
+def write_folder(
+    checkpoint: OpenCheckpoint,
+    folder: Path,
+    module: str,
+    format: str,  # noqa: A002
+    write: WriteWeights,
+) -> WrittenFiles:
     """Write model, optimizers, schedulers, random states and step into the files that `format` uses."""
     model = write(folder, module, "model.safetensors", {"format": "pt"})
-    count, values, suffix = model.tensors, Values(checkpoint), SUFFIXES[format]
+    count, values, suffix = model.tensors, ExportedValues(checkpoint), SUFFIXES[format]
     entries = checkpoint.manifest.entries
     stems = {name: stem for name, entry in entries.items() if (stem := _stem(name, entry))}
     numbers: dict[str, int] = {}
@@ -46,10 +52,10 @@ def write_folder(checkpoint: OpenCheckpoint, folder: Path, module: str, format: 
         (folder / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
     rest = [name for name, entry in entries.items() if name not in (*stems, module) and entry.kind != "rng"]
     left_out = [f"left out: {', '.join(rest)}: such a folder cannot contain it"] if rest else []
-    return Written(count, model.notes + left_out)
+    return WrittenFiles(count, model.notes + left_out)
 
 
-def _stem(name: str, entry: Entry) -> str:
+def _stem(name: str, entry: StateEntry) -> str:
     if entry.kind in ("stateful", "tree") and (entry.kind == "stateful" or name.startswith(("scheduler", "lr_sched"))):
         return "scheduler"
     return "optimizer" if entry.kind == "optimizer" else ""

@@ -1,6 +1,6 @@
 """Find out which parameter a number in an optimizer's state dict means, as far as the file allows.
 
-Names in the file (`param_names` in the groups, or names in place of numbers) are used if a model in the file has them
+Names in the file (`param_names` in the groups, or names instead of numbers) are used if a model in the file has them
 with matching shapes. Otherwise the file has only numbers. If the file has the model, numbers get names by one rule: a
 group has its parameters in the order of `named_parameters`. That decides a shape which only one group has, and as often
 as the model has it. Any other number may be one of several parameters: it stays a number, and a note says why. In a
@@ -21,7 +21,7 @@ Modules = dict[str, dict[str, Shape]]
 
 
 def add_optimizers(state: ImportedState) -> None:
-    """Add entries for the optimizers in the file. Call it after ties were found."""
+    """Add entries for the optimizers in the file. Call it after `find_ties`."""
     modules: Modules = {
         name: _parameters(state, name) for name, entry in state.entries.items() if entry.kind == "module"
     }
@@ -47,7 +47,7 @@ def _add_optimizer(state: ImportedState, entry: str, optimizer: OptimizerStateDi
     unused = f" Names in the file are not used: {unused}." if unused else ""
     uncertain = (
         f", and their names are uncertain: {reason}.{unused}"
-        " Loading goes by position, as in torch: build the optimizer with the same groups in the same order."
+        " Loading matches by position, as in torch: build the optimizer with the same groups in the same order."
     )
     message = uncertain if reason else f"; their names follow from shapes and order.{unused}"
     state.notes.append(f"{entry}: the file numbers its {len(optimizer.keys)} parameters{message}")

@@ -1,6 +1,6 @@
 """Detect and check optimizers' state dicts: {"state": {number: slots}, "param_groups": […]}.
 
-Source: torch.optim.Optimizer.state_dict; torch.distributed.checkpoint.state_dict writes names in place of the numbers.
+Source: torch.optim.Optimizer.state_dict; torch.distributed.checkpoint.state_dict writes names instead of the numbers.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Read untrusted pickles as data: no class is imported and no function is called.
 
-Every global in a pickle becomes a class that only records its name and arguments. Known ones (tensors, numpy's arrays
-and scalars, a few containers) are translated afterwards; others are refused by name. So a hostile file can at worst
-name things. In addition, its size in memory is estimated first (pickle_size_estimate.py), and it is read in a child
-process with limits and without network.
+Every global in a pickle becomes a class that only records its name and arguments. Supported ones (tensors, numpy's
+arrays and scalars, a few containers) are translated afterwards; others are refused by name. So a hostile file can at
+worst name things. In addition, its size in memory is estimated first (pickle_size_estimate.py), and it is read in a
+child process with limits and without network.
 """
 
 import io
@@ -97,7 +97,7 @@ def read(data: bytes, source: str, persistent: Callable[[Any], Any] | None = Non
         return _RecordingUnpickler(data, persistent).load()
     except Unsound as e:
         raise CheckpointError(
-            f"{source} is a pickle that {e}", "do not use this file: no known program writes such files"
+            f"{source} is a pickle that {e}", "do not use this file: no standard program writes such files"
         ) from None
     except CheckpointError:
         raise

@@ -12,7 +12,15 @@ import numpy as np
 
 from workers.checkpoint.exchange.pickle_symbols import PickledCall, name_of
 from workers.checkpoint.exchange.tensors import ForeignTensor, Reference, dtype_of, read_tensor, tensor_from_array
-from workers.checkpoint.exchange.typed import DeviceName, DtypeName, ModuleState, Namespace, PathText, TorchSize, Typed
+from workers.checkpoint.exchange.typed import (
+    DeviceName,
+    DtypeName,
+    ModuleState,
+    Namespace,
+    PathText,
+    TorchSize,
+    TypedValue,
+)
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import COMPLEX, DTYPES, FLOATS
 from workers.checkpoint.format.message_text import key_text
@@ -40,14 +48,14 @@ class PickleDecoder:
     refused: dict[str, str] = field(default_factory=dict)
     with_grad: int = 0
     _translated: dict[PickledCall, Any] = field(default_factory=dict)
-    _remaining: int = MAX_VALUES
-    _deep: int = 0
-    _where: str = ""
+    _remaining_values: int = MAX_VALUES
+    _depth: int = 0
+    _pickle_path: str = ""
 
     def allow(self, path: str, size_bytes: int) -> None:
         """Announce the next pickle, `path`, and raise the limit by its size."""
-        self._where = path
-        self._remaining += size_bytes
+        self._pickle_path = path
+        self._remaining_values += size_bytes
 
     def value(self, value: Any, path: str) -> Any:
         self._count(1)
@@ -55,7 +63,7 @@ class PickleDecoder:
             self._count(len(value) // COUNTED_BYTES)
             return value
         if isinstance(value, PickledCall):
-            return self._once(value, path)
+            return self._translate_once(value, path)
         if isinstance(value, dict | list | tuple | set | frozenset):
             return self._container(value, path)
         if name := name_of(value):
@@ -66,28 +74,29 @@ class PickleDecoder:
         return value
 
     def _count(self, count: int) -> None:
-        self._remaining -= count
-        if self._remaining < 0:
+        self._remaining_values -= count
+        if self._remaining_values < 0:
             raise CheckpointError(
-                f"{self._where} has many more values than its size allows: some contain the same ones again and again",
+                f"{self._pickle_path} has many more values than its size allows: some contain the same ones again and"
+                " again",
                 "do not use this file",
             )
 
     def _container(self, value: Any, path: str) -> Any:
-        if self._deep > MAX_DEPTH:
+        if self._depth > MAX_DEPTH:
             raise CheckpointError(
                 f"{path:.200} is nested deeper than {MAX_DEPTH}", "check that it does not contain itself"
             )
-        self._deep += 1
+        self._depth += 1
         try:
             if isinstance(value, dict):
                 return self._dict(value, path)
             kind = type(value) if type(value) in (list, tuple, set, frozenset) else list
             return kind(self.value(item, f"{path}/{i}") for i, item in enumerate(value))
         finally:
-            self._deep -= 1
+            self._depth -= 1
 
-    def _once(self, call: PickledCall, path: str) -> Any:
+    def _translate_once(self, call: PickledCall, path: str) -> Any:
         """Translate a call once, so that a tensor that occurs twice stays one.
         The key keeps the call alive: otherwise a call of the next file could get its address.
         """
@@ -130,7 +139,7 @@ class PickleDecoder:
 
     def check_attributes(self, path: str, tensor: Any, requires_grad: Any, hooks: Any, attributes: Any = None) -> None:
         """Check what torch.load would set on a tensor beyond its values.
-        `path` is its place in the file; `tensor` is None if it was refused.
+        `path` locates it in the file's values; `tensor` is None if it was refused.
         """
         if type(requires_grad) is not bool:
             raise TypeError("requires_grad is neither True nor False")
@@ -152,7 +161,7 @@ class PickleDecoder:
 
 def _plain_key(key: Any) -> Any:
     """Return a key of plain types only: a checkpoint's JSON has no leaves in keys."""
-    value = key.content() if isinstance(key, Typed) else key
+    value = key.content() if isinstance(key, TypedValue) else key
     return type(value)(map(_plain_key, value)) if type(value) in (tuple, frozenset) else value
 
 
@@ -173,7 +182,7 @@ def _parameter_with_state(plain: PickleDecoder, call: PickledCall, path: str) ->
 
 
 def _typed_tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
-    """Read a tensor with Python attributes. Subclasses are refused: only their class knows what they mean."""
+    """Read a tensor with Python attributes. Subclasses are refused: only their class defines what they mean."""
     rebuild, kind, arguments, state = call.arguments
     if name_of(kind) not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
         raise ValueError(f"of the class {name_of(kind)}")

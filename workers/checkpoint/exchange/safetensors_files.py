@@ -127,7 +127,7 @@ def weight_map(index: Path) -> dict[str, str]:
     os.close(open_regular(index))
     sandbox.raise_limits(metadata_bytes=min(index.stat().st_size, MAX_INDEX_BYTES))
     try:
-        index_data = read_json(resolve_links(index), MAX_INDEX_BYTES, deepest=8)
+        index_data = read_json(resolve_links(index), MAX_INDEX_BYTES, max_depth=8)
     except UnreadableFile as e:
         raise CheckpointError(e.message, "check that it maps names of tensors to files") from None
     files = index_data.get("weight_map") if isinstance(index_data, dict) else None

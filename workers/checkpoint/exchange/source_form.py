@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workers.checkpoint.exchange.optimizer_state import OptimizerStateDict
-from workers.checkpoint.exchange.typed import ModuleState, Typed
+from workers.checkpoint.exchange.typed import ModuleState, TypedValue
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.optimizer_tree import OptimizerTree, as_torch
 
@@ -56,7 +56,7 @@ def encode_form(value: Any, path: str, leaf: tree.Leaf, entry: Callable[[EntryOf
     def encode_leaf(item: Any, inner_path: str) -> Any:
         if isinstance(item, EntryOf):
             return entry(item, encode_leaf)
-        if isinstance(item, Typed):
+        if isinstance(item, TypedValue):
             return {item.tag: tree.encode(item.form(), inner_path, encode_leaf)}
         return leaf(item, inner_path)
 

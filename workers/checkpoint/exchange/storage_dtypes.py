@@ -10,7 +10,7 @@ _TYPED = {
     **{f"{name}Storage": name.lower() for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")},
 }  # fmt: skip
 _QUANTIZED_BYTES = {"qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}
-"""Item sizes of quantized storages. Their tensors are refused by name once their position is known."""
+"""Item sizes of quantized storages. Their tensors are refused by name once their position has been read."""
 
 
 def dtype_of(kind: str) -> "str | None":

@@ -91,7 +91,7 @@ ForeignTensor = Reference | InlineTensor | Parts
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuiltTensor:
     """A tensor, and what torch.load would set on it beyond its values."""
 
     tensor: Reference
@@ -99,7 +99,7 @@ class Rebuilt:
     hooks: Any = None
 
 
-def read_tensor(call: PickledCall) -> Rebuilt:
+def read_tensor(call: PickledCall) -> RebuiltTensor:
     """Read the arguments of torch._utils._rebuild_tensor, _v2 and _v3. Raises ValueError, TypeError with the reason."""
     name = call.what.rpartition(".")[2]
     minimum, maximum = _COUNTS[name]
@@ -114,7 +114,7 @@ def read_tensor(call: PickledCall) -> Rebuilt:
     dtype = dtype_of(optional[2]) if name.endswith("_v3") else storage.dtype
     metadata = call.arguments[maximum - 1] if optional and len(call.arguments) == maximum else None
     conj, neg = _conj_and_neg(metadata, dtype)
-    return Rebuilt(Reference(storage, dtype, offset, shape, strides, conj, neg), *optional[:2])
+    return RebuiltTensor(Reference(storage, dtype, offset, shape, strides, conj, neg), *optional[:2])
 
 
 def dtype_of(value: Any) -> str:
@@ -127,7 +127,7 @@ def dtype_of(value: Any) -> str:
 
 def tensor_from_array(array: "np.ndarray[Any, Any]", dtype: str, device: str) -> InlineTensor:
     """Build a tensor of torch-xla from before torch 1.13: numpy's values, for bfloat16 as float32.
-    Raises ValueError if dtype and values differ in another way, or if numbers would be rounded.
+    Raises ValueError if dtype and values differ in any other respect, or if numbers would be rounded.
     """
     native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
     if native.dtype.name == dtype:

@@ -1,4 +1,4 @@
-"""Read files of torch.save: zip archives with uncompressed tensors, each of which is read in place.
+"""Read files of torch.save: zip archives with uncompressed tensors, each of which is read directly from the archive.
 
 CRCs are checked; torch itself ignores them.
 """
@@ -68,7 +68,7 @@ class Archive:
                 )
         if len(self._entries) != len(entries) or sum(info.file_size for info in entries) > size_bytes:
             raise CheckpointError(
-                f"{self.path} has entries that overlap", "do not use this file: no known program writes such files"
+                f"{self.path} has entries that overlap", "do not use this file: no standard program writes such files"
             )
         if (pickles := [i for i in entries if i.filename.endswith("data.pkl")]) and (
             pickles[0].file_size > pickle_symbols.MAX_PICKLE_BYTES

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any, ClassVar
 
 
-class Typed:
+class TypedValue:
     """Base class. `tag` is the leaf in a form (source_form.py), `plain` the type that an entry stores."""
 
     tag: ClassVar[str]
@@ -22,27 +22,27 @@ class Typed:
         return self.content()
 
 
-class Namespace(Typed, dict[Any, Any]):
+class Namespace(TypedValue, dict[Any, Any]):
     tag, plain = "$namespace", dict
 
 
-class PathText(Typed, str):
+class PathText(TypedValue, str):
     tag, plain = "$path", str
 
 
-class TorchSize(Typed, tuple[int, ...]):
+class TorchSize(TypedValue, tuple[int, ...]):
     tag, plain = "$size", tuple
 
 
-class DtypeName(Typed, str):
+class DtypeName(TypedValue, str):
     tag, plain = "$dtype", str
 
 
-class DeviceName(Typed, str):
+class DeviceName(TypedValue, str):
     tag, plain = "$device", str
 
 
-class ModuleState(Typed, OrderedDict[Any, Any]):
+class ModuleState(TypedValue, OrderedDict[Any, Any]):
     """A state dict with the versions of its modules, which torch keeps in `_metadata`."""
 
     tag, plain = "$module_state", OrderedDict

@@ -33,7 +33,7 @@ FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """Pattern of entry names, which are the first part of their tensors' names."""
 FILE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.))*\.safetensors")
-"""Pattern of file names, also of those kept from an imported checkpoint; never a path."""
+"""Pattern of file names, also of those that an imported checkpoint keeps; never a path."""
 ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
 EXTRA_STATE = "_extra_state"
@@ -139,12 +139,12 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """One entry of the saved state. A module's tensors are all those named `entry/…`; other kinds name theirs in
     `tree`.
 
     An optimizer's tree: {"groups": [{"parameters": [names], "options": {}}], "state": {parameter name: {slot: value}}}.
-    An imported one may have numbers in place of names (optimizer_tree.py): its manifest has version 3.
+    An imported one may have numbers instead of names (optimizer_tree.py): its manifest has version 3.
     A random state's tree: {"seed": …, "python": …, "numpy": …, "torch": {device type: state}}.
     """
 
@@ -173,7 +173,7 @@ class Manifest:
     producer: Producer
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
-    entries: dict[str, Entry]
+    entries: dict[str, StateEntry]
     world: World = World()
     origin: Origin | None = None
     format: str = FORMAT
@@ -200,7 +200,7 @@ class Manifest:
         return sum(file.bytes for file in self.files.values())
 
 
-def extra_states(entry: Entry, decode: Callable[[Any], Any]) -> dict[str, Any]:
+def extra_states(entry: StateEntry, decode: Callable[[Any], Any]) -> dict[str, Any]:
     """Results of `get_extra_state` in a module's entry, by their keys in torch's state dicts.
     Raises DamagedCheckpoint if the entry does not have them by prefix.
     """
@@ -233,6 +233,6 @@ _EMPTY: tuple[Any, ...] = (None, "", [], ())
 def _without_empty_fields(tensor: dict[str, Any]) -> dict[str, Any]:
     fields = {key: value for key, value in tensor.items() if value not in _EMPTY or key == "role"}
     if "shards" in fields:
-        fields["shape"] = tensor["shape"]  # kept if empty: () is the shape of a scalar
+        fields["shape"] = tensor["shape"]  # written even if empty: () is the shape of a scalar
         fields["shards"] = [{k: v for k, v in s.items() if v not in _EMPTY} for s in fields["shards"]]
     return fields

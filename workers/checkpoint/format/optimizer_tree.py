@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from workers.checkpoint.format.manifest import DamagedCheckpoint, Entry
+from workers.checkpoint.format.manifest import DamagedCheckpoint, StateEntry
 
 Key = str | int
 
@@ -40,12 +40,12 @@ class OptimizerTree:
         return any(isinstance(key, int) for key in self.keys)
 
 
-def is_numbered(entry: Entry) -> bool:
+def is_numbered(entry: StateEntry) -> bool:
     """Check whether an entry needs a reader of version 3."""
     return entry.kind == "optimizer" and read_optimizer("", entry).numbered
 
 
-def read_optimizer(name: str, entry: Entry) -> OptimizerTree:
+def read_optimizer(name: str, entry: StateEntry) -> OptimizerTree:
     """Read an optimizer's tree. Raises DamagedCheckpoint if it is not as docs/checkpoint-format.md specifies."""
     try:
         tree = entry.tree

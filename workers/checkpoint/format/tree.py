@@ -51,7 +51,9 @@ def encode(value: Any, path: str, leaf: Leaf, depth: int = 0) -> Any:
 
 
 def decode(tree: Any, leaf: Leaf, depth: int = 0, decode_tag: TagDecoder | None = None) -> Any:
-    """Return the value that `encode` was given. Raises DamagedCheckpoint for a leaf of an unknown or malformed type."""
+    """Return the value that was passed to `encode`. Raises DamagedCheckpoint for a leaf of an unknown or malformed
+    type.
+    """
     if depth > MAX_DEPTH:
         raise DamagedCheckpoint(f"the manifest has values nested deeper than {MAX_DEPTH}")
     if isinstance(tree, list):

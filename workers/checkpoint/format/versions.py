@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from workers.checkpoint.format.manifest import VERSION, VERSION_WITH_NUMBERS, Entry
+from workers.checkpoint.format.manifest import VERSION, VERSION_WITH_NUMBERS, StateEntry
 from workers.checkpoint.format.optimizer_tree import is_numbered
 
 READABLE_VERSIONS = (1, VERSION, VERSION_WITH_NUMBERS)
 
 
-def required_version(entries: dict[str, Entry]) -> int:
+def required_version(entries: dict[str, StateEntry]) -> int:
     """Return the version in which a checkpoint with `entries` is written."""
     return VERSION_WITH_NUMBERS if any(map(is_numbered, entries.values())) else VERSION
 

@@ -1,8 +1,9 @@
 """Match names of tensors whose modules are wrapped differently: `module.`, `_orig_mod.`, `model.`, PEFT.
 
-Wrappers stack in any order, and some wrap inner modules. All comparisons of names use one search: of every set of words
-that may be a wrapper's, and of the words that all names of one side begin with, it removes what makes every name match.
-A word that may also be the model's own (`module`, `model`) is removed only if that is needed.
+Wrappers stack in any order, and some wrap inner modules. A name is split at its dots into parts. All comparisons of
+names use one search: it tries to remove every set of parts that wrappers may have added, and every prefix that all
+names of one side share, until all names match. A part that may also be the model's own (`module`, `model`) is removed
+only if that is needed.
 """
 
 from collections import Counter
@@ -14,17 +15,17 @@ from workers.checkpoint.format.message_text import first_names
 
 NameParts = tuple[str, ...]
 Names = Mapping[str, NameParts]
-"""Each name, split into words, without what was removed."""
+"""Maps each name to its parts, without those that were removed."""
 
 RESERVED = frozenset((
     "_orig_mod", "_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_forward_module",
 ))  # fmt: skip
-"""Words that are never a model's own: torch.compile, FSDP, FSDP before torch 1.12 and of torch-xla, checkpoint_wrapper,
+"""Parts that are never a model's own: torch.compile, FSDP, FSDP before torch 1.12 and of torch-xla, checkpoint_wrapper,
 Fabric.
 """
 COMMON = (("base_model", "model"), ("module",), ("model",))
-"""Words of a wrapper or of the model: PEFT; data parallelism and DeepSpeed; Lightning modules. Longer ones first."""
-MAX_PREFIX_WORDS = 16
+"""Parts of a wrapper or of the model: PEFT; data parallelism and DeepSpeed; Lightning modules. Longer ones first."""
+MAX_PREFIX_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Fit:
 
 
 class AmbiguousNamesError(ValueError):
-    """Names match in several different ways; the message names two of them for one tensor."""
+    """Names match in several ways; the message names two matches of one tensor."""
 
 
 def fit(
@@ -78,7 +79,7 @@ def without_wrappers(name: str) -> str:
 def _all_matches(
     names: Collection[str], targets: Mapping[str, Hashable]
 ) -> Iterator[tuple[dict[str, str], Names, Names]]:
-    """Yield every way in which all names match, with the remaining words of each side, least removed first."""
+    """Yield every match of all names, with the remaining parts of each side, least removed first."""
     for units in _wrapper_sets((*names, *targets)):
         left, right = ({name: _without(name, units) for name in side} for side in (names, targets))
         if len(set(left.values())) < len(left):
@@ -90,15 +91,15 @@ def _all_matches(
 
 
 def _wrapper_sets(names: Collection[str]) -> Iterator[tuple[NameParts, ...]]:
-    """Yield sets of words to remove as wrappers: only words that occur, smaller sets first."""
-    present = {word for name in names for word in name.split(".")}
+    """Yield sets of parts to remove as wrappers: only parts that occur, smaller sets first."""
+    present = {part for name in names for part in name.split(".")}
     units = [unit for unit in COMMON if present.issuperset(unit)]
     for count in range(len(units) + 1):
         yield from combinations(units, count)
 
 
 def _without(name: str, units: tuple[NameParts, ...]) -> NameParts:
-    """Split a name into words without reserved words and `units`. The last word is the tensor's and always stays."""
+    """Split a name into parts, without RESERVED ones and `units`. The last part is the tensor's own and stays."""
     *above, last = name.split(".")
     parts = tuple(part for part in above if part not in RESERVED)
     for unit in units:
@@ -120,23 +121,23 @@ def _cut_out(parts: NameParts, unit: NameParts) -> NameParts:
 
 
 def _prefixes(side: Names) -> range:
-    """Possible lengths of a prefix to remove: as many words as all names of a side begin with."""
+    """Return the possible lengths of a prefix to remove: up to the number of parts that all names of a side share."""
     names = list(side.values())
     shortest = min((len(parts) for parts in names), default=1)
     same = 0
-    while same < min(shortest - 1, MAX_PREFIX_WORDS) and all(parts[same] == names[0][same] for parts in names):
+    while same < min(shortest - 1, MAX_PREFIX_PARTS) and all(parts[same] == names[0][same] for parts in names):
         same += 1
     return range(1, same + 1)
 
 
-def _cut(side: Names, words: int) -> Names:
-    return {name: path[words:] for name, path in side.items()} if words else side
+def _cut(side: Names, count: int) -> Names:
+    return {name: path[count:] for name, path in side.items()} if count else side
 
 
 def _pair_names(
     left: Names, left_cut: int, right: Names, right_cut: int, targets: Mapping[str, Hashable]
 ) -> dict[str, str] | None:
-    """Pair names with equal words after the cuts; None if one has no partner, or a partner is ambiguous."""
+    """Pair names with equal parts after the cuts; None if one has no partner, or a partner is ambiguous."""
     by_parts: dict[NameParts, str] = {}
     for name, parts in right.items():
         if targets[by_parts.setdefault(parts[right_cut:], name)] != targets[name]:
@@ -162,7 +163,7 @@ def _sentence(pairs: dict[str, str], left: Names, right: Names, sides: tuple[str
 
 
 def _removed_runs(names: Names) -> list[str]:
-    """List the runs of words that were removed, such as `model._orig_mod.`, the most frequent first."""
+    """List the runs of parts that were removed, such as `model._orig_mod.`, the most frequent first."""
     runs: Counter[str] = Counter()
     for name, parts in names.items():
         remaining, run = list(parts), ""

@@ -37,7 +37,7 @@ def _below(path: Path) -> list[tuple[str, int, int]]:
 
 
 def inside(folder: Path, path: str) -> Path:
-    """Return `path` below `folder`. Raises CheckpointError if a folder on the way is a link."""
+    """Return `path` below `folder`. Raises CheckpointError if a folder between them is a link."""
     target = folder / path
     for above in [parent for parent in target.parents if parent.is_relative_to(folder) and parent != folder]:
         if above.is_symlink():

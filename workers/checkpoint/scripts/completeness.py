@@ -39,7 +39,9 @@ FILES = ("torch", "safetensors")
 
 
 class Completeness(NamedTuple):
-    """Result of a check. `state` is absent, torn, whole, or unread (cannot be checked). `why` has the reason."""
+    """Result of a check. `state` is "absent", "torn", "whole" (complete), or "unread" (cannot be checked). `why` has
+    the reason.
+    """
 
     state: str
     format: str = ""
@@ -63,7 +65,7 @@ def check(path: Path, format: str = "auto") -> Completeness:  # noqa: A002
         return Completeness(
             "unread",
             "",
-            f"{format_name} writes folders, and it is a file" if format_name else "its format is not known",
+            f"{format_name} writes folders, and it is a file" if format_name else "its format is unknown",
         )
     return _file(path, format_name)
 
@@ -124,7 +126,7 @@ def _folder(path: Path, format: str) -> Completeness:  # noqa: A002
         result = _folder(saves[-1], format)
         return result._replace(why=result.why and f"{saves[-1].name}: {result.why}")
     if not format_name or format_name == "torch":
-        reason = "torch.save writes files, and it is a folder" if format_name else "its format is not known"
+        reason = "torch.save writes files, and it is a folder" if format_name else "its format is unknown"
         return Completeness("unread", "", reason)
     checks = {
         "dcp": _dcp_fault,

@@ -1,8 +1,9 @@
 """Change devices in torch.save files, so that tensors of devices missing on the next machine load on the CPU.
 
 `torch.load` puts each tensor on the device named in its file, and fails if there is no such device, unless its caller
-passes `map_location`. Here the device's name in the pickle is replaced by `cpu`; everything else stays byte for byte in
-place, so no tensor is read and nothing is unpickled. Text that is not certain to name a tensor's device is not changed.
+passes `map_location`. Here the device's name in the pickle is replaced by `cpu`; everything else keeps its bytes and
+positions, so no tensor is read and nothing is unpickled. Text that is not certain to name a tensor's device is not
+changed.
 """
 
 import os
@@ -50,9 +51,9 @@ class Text(NamedTuple):
 class _Uses:
     """How often each text is used, and how often as the device of a tensor."""
 
-    of: "dict[int, Text]" = field(default_factory=dict)
-    total: "Counter[int]" = field(default_factory=Counter)
-    device: "Counter[int]" = field(default_factory=Counter)
+    texts: "dict[int, Text]" = field(default_factory=dict)
+    total_uses: "Counter[int]" = field(default_factory=Counter)
+    device_uses: "Counter[int]" = field(default_factory=Counter)
 
 
 def loads_on(kind: str, count: int) -> Loads:
@@ -67,18 +68,18 @@ def replace_devices(data: bytes, loads: Loads) -> tuple[bytes, Counter[str]]:
     """
     scan(data)
     uses = _uses(data)
-    unavailable = [text for at, text in uses.of.items() if uses.device[at] and not loads(text.text)]
+    unavailable = [text for at, text in uses.texts.items() if uses.device_uses[at] and not loads(text.text)]
     moved: Counter[str] = Counter()
     for text in unavailable:
         if not DEVICE.fullmatch(text.text):
             raise Unsound(f"puts a tensor on {text.text[:40]!r}, which is not a device")
-        if uses.device[text.at] != uses.total[text.at]:
-            raise Unsound(f"uses {text.text!r} for other things than devices of tensors, too")
+        if uses.device_uses[text.at] != uses.total_uses[text.at]:
+            raise Unsound(f"uses {text.text!r} for purposes other than devices of tensors")
         if text.head_bytes != TEXTS["BINUNICODE"] or len(text.text.encode()) < len(CPU):
             raise Unsound(
                 f"has {text.text!r} in a form that cannot be replaced; save it with torch's default pickle protocol"
             )
-        moved[text.text] += uses.device[text.at]
+        moved[text.text] += uses.device_uses[text.at]
     return _replace_texts(data, unavailable), moved
 
 
@@ -102,8 +103,8 @@ def _uses(data: bytes) -> _Uses:
             raise Unsound(f"has the opcode {name}, which torch's default protocol does not use")
         if name in TEXTS:
             assert at is not None
-            uses.of[at] = text = Text(at, argument, TEXTS[name])
-            uses.total[at] += 1
+            uses.texts[at] = text = Text(at, argument, TEXTS[name])
+            uses.total_uses[at] += 1
             stack.append(text)
         elif name == "GLOBAL":
             stack.append(argument)
@@ -111,10 +112,10 @@ def _uses(data: bytes) -> _Uses:
             memo[len(memo) if argument is None else argument] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
-            _count_use(uses.total, memo[argument])
+            _count_use(uses.total_uses, memo[argument])
         elif name == "DUP":
             stack.append(stack[-1])
-            _count_use(uses.total, stack[-1])
+            _count_use(uses.total_uses, stack[-1])
         else:
             _run(opcode, stack, uses)
     return uses
@@ -149,7 +150,7 @@ def _pop_arguments(opcode: Any, stack: list[Any]) -> list[Any]:
 
 def _count_device(uses: _Uses, arguments: Any, index: int) -> None:
     if isinstance(arguments, tuple) and len(arguments) > index and isinstance(arguments[index], Text):
-        uses.device[arguments[index].at] += 1
+        uses.device_uses[arguments[index].at] += 1
 
 
 def _count_use(total: "Counter[int]", value: Any) -> None:

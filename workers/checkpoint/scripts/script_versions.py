@@ -1,11 +1,10 @@
 """Keep the last complete version of a script's checkpoint, and choose what the next attempt gets.
 
     ckpt.pt                             the script's own file or folder, which it may overwrite in place
-    .polyfleet/checkpoint-N/ckpt.pt     a copy that was read back and found complete; the highest N counts
-    ckpt.pt.torn                        what an interrupted save left, moved out of the way
+    .polyfleet/checkpoint-N/ckpt.pt     a copy that was read back and is complete; the highest N is used
+    ckpt.pt.torn                        what an interrupted save left, renamed
 
-A copy counts once its folder was renamed to its final name. All of it is in the job's folder of files, and moves with
-it.
+A copy is complete once its folder has its final name. All of this is in the job's folder of files, and moves with it.
 """
 
 import errno
@@ -35,7 +34,7 @@ COPY_BYTES = 64 << 20
 
 
 def keep(folder: str, path: str, format: str) -> dict[str, Any]:  # noqa: A002
-    """Copy `path` in a job's `folder` if it is complete and does not change meanwhile: {"kept", "why"}."""
+    """Copy `path` in a job's `folder` if it is complete and does not change during the copy: {"kept", "why"}."""
     store = _Store(Path(folder), path, format)
     stamp_before = stamp(store.target)
     if not stamp_before or stamp_before == stamp(store.last_version()):
@@ -66,12 +65,12 @@ def hand_on(folder: str, path: str, format: str, device: str, count: int) -> dic
     assert source is not None
     moved, notes = _devices(source, loads_on(device, count), change=False)
     if source == store.target and not moved:
-        return _result(True, f"{path} ({usable.format}) is complete", *notes, *store.copy_again())
+        return _result(True, f"{path} ({usable.format}) is complete", *notes, *store.copy_target())
     saved_at = _saved_at(source)
     _devices(store.stage(source), loads_on(device, count), change=True)
     store.commit()
     if result.state != "whole":
-        store.move_torn_aside()
+        store.rename_torn_target()
     store.replace_target()
     if source == last_version:
         reason = f"{path} was half written ({result.why})" if result.why else f"{path} was missing"
@@ -113,8 +112,8 @@ class _Store:
 
     def __init__(self, folder: Path, path: str, format: str):  # noqa: A002
         self.target, self._path, self._format = inside(folder, path), path, format
-        self._ours = inside(folder, OWN_FOLDER)
-        self._part = self._ours / PART
+        self._own_folder = inside(folder, OWN_FOLDER)
+        self._part = self._own_folder / PART
         self._staged = self._part / self.target.name
 
     def last_version(self) -> Path | None:
@@ -123,7 +122,7 @@ class _Store:
 
     def _versions(self) -> Iterator[tuple[int, Path]]:
         with suppress(FileNotFoundError):
-            for entry in os.scandir(self._ours):
+            for entry in os.scandir(self._own_folder):
                 match = VERSION_FOLDER.fullmatch(entry.name)
                 if match and entry.is_dir(follow_symlinks=False):
                     yield int(match[1]), Path(entry.path)
@@ -132,7 +131,7 @@ class _Store:
         _remove(self._part)
 
     def stage(self, source: Path) -> Path:
-        """Make a copy that does not count yet."""
+        """Copy `source` to a temporary folder. `commit` makes the copy a version."""
         self.clear()
         self._part.mkdir(mode=0o700, parents=True)
         _copy(source, self._staged)
@@ -142,12 +141,12 @@ class _Store:
         """Make the staged copy the last complete version, and remove older ones."""
         versions = dict(self._versions())
         write_durably(self._part)
-        self._part.rename(self._ours / f"checkpoint-{max(versions, default=0) + 1}")
-        write_durably(self._ours)
+        self._part.rename(self._own_folder / f"checkpoint-{max(versions, default=0) + 1}")
+        write_durably(self._own_folder)
         for older in versions.values():
             _remove(older)
 
-    def copy_again(self) -> list[str]:
+    def copy_target(self) -> list[str]:
         """Copy the target, so that the next attempt's first save cannot destroy the only version. Returns notes."""
         if stamp(self.target) == stamp(self.last_version()):
             return []
@@ -159,7 +158,7 @@ class _Store:
             return [f"it could not be copied: {e.strerror}"]
         return []
 
-    def move_torn_aside(self) -> None:
+    def rename_torn_target(self) -> None:
         if os.path.lexists(self.target):
             torn_path = self.target.with_name(f"{self.target.name}{TORN}")
             _remove(torn_path)
@@ -178,10 +177,10 @@ class _Store:
         self.clear()
 
     def no_version_text(self, result: Completeness) -> str:
-        """Describe that there is nothing to resume from, and move an unusable target out of the way."""
+        """Describe that there is nothing to resume from, and rename an unusable target."""
         if result.state == "absent":
             return f"{self._path} does not exist; the script starts from the beginning"
-        self.move_torn_aside()
+        self.rename_torn_target()
         torn_path = f"{self._path}{TORN}"
         return (
             f"{self._path} was half written ({result.why}) and was moved to {torn_path}; there is no complete version"

@@ -37,7 +37,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...] = (
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's memory; 0 if it is not known, as on XLA."""
+    """Address of a tensor's memory; 0 if it is unknown, as on XLA."""
     if tensor.device.type not in ("cpu", "cuda", "xpu") or tensor.is_meta:
         return 0
     return tensor.untyped_storage().data_ptr()

@@ -10,7 +10,7 @@ from torch import nn
 
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import FP8, dtype_name
-from workers.checkpoint.format.manifest import ENTRY, Entry, View
+from workers.checkpoint.format.manifest import ENTRY, StateEntry, View
 from workers.checkpoint.state import aliases, names, optimizer
 from workers.checkpoint.state.rng import capture_rng
 from workers.errors import CheckpointError
@@ -29,7 +29,7 @@ class Capture:
     ties: dict[str, tuple[str, str]] = field(default_factory=dict)
     views: dict[str, tuple[str, View]] = field(default_factory=dict)
     scales: dict[str, str] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, StateEntry] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _stored: dict[int, str] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Capture:
 
     def _entry(self, entry: str, kind: str, live: object, value: Any, role: str) -> None:
         encoded = tree.encode(value, entry, lambda leaf, path: self._leaf(leaf, path, role))
-        self.entries[entry] = Entry(kind, type(live).__name__ if live is not None else "", encoded)
+        self.entries[entry] = StateEntry(kind, type(live).__name__ if live is not None else "", encoded)
 
     def _leaf(self, value: Any, path: str, role: str) -> Any:
         if isinstance(value, torch.Tensor):

@@ -59,8 +59,8 @@ def check_convertible(name: str, source: torch.dtype, target: torch.dtype) -> No
 def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> ConversionLoss:
     """Copy a CPU tensor into `target`, of any dtype and device; return what the conversion changed.
 
-    Between the fp8 flavours of one format the bits are kept: the value halves or doubles, and the caller must adjust
-    the scale in the other direction. With `count` false nothing is compared.
+    Between the fp8 flavours of one format the bits are copied unchanged: the value halves or doubles, and the caller
+    must adjust the scale in the other direction. With `count` false nothing is compared.
     """
     if target.dtype == source.dtype:
         bits.as_integers(target).copy_(bits.as_integers(source))
@@ -80,7 +80,7 @@ def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> Conve
 
 def _put_on_cpu(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, count: bool) -> ConversionLoss:
     """Convert on the CPU by compiled code, if loaded, else by torch, with the same result."""
-    names, compiled = (dtype_name(plain.dtype), dtype_name(target.dtype)), passes.loaded()
+    names, compiled = (dtype_name(plain.dtype), dtype_name(target.dtype)), passes.loaded_passes()
     if compiled and {*names} <= {*passes.CODES} and plain.is_contiguous() and target.is_contiguous():
         must_count = count and may_lose(*names)
         return compiled.convert(plain.data_ptr(), target.data_ptr(), plain.numel(), names, must_count)

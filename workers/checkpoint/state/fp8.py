@@ -1,7 +1,8 @@
 """Convert between the flavours of fp8: OCP's (`fn`, NVIDIA and most others) and MI300's (`fnuz`).
 
-The same bits mean half the value in fnuz, so the bits are kept and the tensor's scale is doubled, or halved the other
-way. Only a few bit patterns have no counterpart. Source: torch's own decoding of all 256 patterns, both ways.
+The same bits mean half the value in fnuz, so the bits are copied unchanged and the tensor's scale is doubled, or halved
+in the other direction. Only a few bit patterns have no counterpart. Source: torch's own decoding of all 256 patterns,
+in both directions.
 """
 
 from functools import cache
@@ -24,7 +25,7 @@ def is_other_flavour(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def scale_factor(source: str, target: str) -> float:
-    """Factor for a tensor's scale if its bits are kept; 1 unless the dtypes are flavours of one format."""
+    """Factor for a tensor's scale if its bits are copied unchanged; 1 unless the dtypes are flavours of one format."""
     if FLAVOURS.get(source) != target:
         return 1.0
     return 2.0 if target.endswith("fnuz") else 0.5

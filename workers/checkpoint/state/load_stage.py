@@ -1,7 +1,7 @@
 """Plan and check a load before any live object is changed.
 
 No large data is read here. Tensors that the load creates are allocated, live ones are noted; tensor_fill.py fills both
-later, once all names, shapes, hashes and losses were found acceptable.
+later, once all names, shapes, hashes and losses have been checked.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from workers.checkpoint.dtype_policy import DtypePolicy
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.boxes import Box
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.format.manifest import DamagedCheckpoint, Entry
+from workers.checkpoint.format.manifest import DamagedCheckpoint, StateEntry
 from workers.checkpoint.load_report import ConversionLoss, LoadReport, TensorReport
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.convert import check_convertible
@@ -51,7 +51,7 @@ class LoadStage:
         self._read: dict[str, torch.Tensor] = {}
         self._created: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> StateEntry:
         return self.reader.manifest.entries[name]
 
     def dtype(self, name: str) -> str:
@@ -121,7 +121,7 @@ class LoadStage:
             if entry.scale not in {other.name for other in fills}:
                 raise CheckpointError(
                     f"{tensor_fill.name} is {entry.dtype} and would become {target}, where its bits mean"
-                    f" {1 / factor:g} times the value; no scale that could make up for it is loaded with it",
+                    f" {1 / factor:g} times the value; no scale that could compensate for it is loaded with it",
                     "keep its dtype, or load it as bfloat16",
                 )
             factors[entry.scale] = factor

@@ -35,7 +35,7 @@ def match(
     A tie that the file has only once, as in safetensors, does not need its second name. `saved_extra` and `extra` are
     the prefixes ("" or "layers.0.") of modules with extra state.
 
-    Raises CheckpointError if names are missing or left over, with the nearest name, or match in more than one way.
+    Raises CheckpointError if names are missing or left over, with the nearest name, or match ambiguously.
     """
     stored = [name.removeprefix(f"{entry}/") for name in manifest.module_tensors(entry)]
     stored_extra = {prefix: f"{prefix}{EXTRA_STATE}" for prefix in saved_extra}

@@ -25,7 +25,7 @@ it was already imported: without torch._dynamo (two seconds to import) there is 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place in a module that has a tensor. Several slots with the same object are a tie."""
+    """One attribute of a module that is a tensor. Several slots with the same object are a tie."""
 
     name: str
     role: str

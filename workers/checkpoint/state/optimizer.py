@@ -148,7 +148,7 @@ class _SavedOptimizer:
 
     def _follows_parameter(self, tensor: str, parameter: torch.Tensor, parameter_dtype: str) -> bool:
         """Check whether a slot takes its parameter's dtype: it does if it had it when saved.
-        If the file has no model that is not known; then a slot with its parameter's shape follows it, as in torch.
+        Without a model in the file this is unknown; then a slot with its parameter's shape follows it, as in torch.
         """
         dtype = self._stage.dtype(tensor)
         if parameter_dtype:

@@ -1,7 +1,7 @@
 """Read any byte range of tensors on any device in logical order, without copying all of them.
 
-A contiguous CPU tensor is read in place. Others are copied to the host range by range; XLA tensors in batches, because
-each transfer waits for the device.
+A contiguous CPU tensor is read without a copy. Others are copied to the host range by range; XLA tensors in batches,
+because each transfer waits for the device.
 """
 
 import threading

@@ -19,7 +19,7 @@ CONTINUED = "continued"
 
 
 def capture_rng(device_types: Iterable[str]) -> dict[str, Any]:
-    """Capture the random state of Python, numpy, and torch on the CPU and each given device type."""
+    """Capture the random state of Python, numpy, and torch on the CPU and each of the device types."""
     version, words, gauss = random.getstate()
     return {
         "seed": torch.initial_seed(),
@@ -40,7 +40,7 @@ def restore_rng(saved: dict[str, Any], step: int, device_types: Iterable[str], r
 
 
 def check_restorable(saved: Any) -> None:
-    """Try the host's streams on temporary generators, so that a restore cannot fail half way."""
+    """Try the host's streams on temporary generators, so that a restore cannot fail after some streams were set."""
     try:
         random.Random().setstate(_python_state(saved))  # noqa: S311
         np.random.RandomState().set_state(saved["numpy"])
@@ -52,7 +52,7 @@ def check_restorable(saved: Any) -> None:
 
 def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:
     python = saved["python"]
-    return python["version"], tuple(int(word) for word in python["words"]), python["gauss"]
+    return python["version"], tuple(int(number) for number in python["words"]), python["gauss"]
 
 
 def _continue_or_derive(saved: dict[str, Any], step: int, rank: int, device_type: str) -> str:

@@ -53,6 +53,6 @@ def mesh_of(tensor: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def empty_like(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a new tensor that is sharded in the same way."""
+    """Return a new tensor with the same sharding."""
     tensor_like: torch.Tensor = torch.empty_like(tensor, dtype=dtype)
     return tensor_like.detach()

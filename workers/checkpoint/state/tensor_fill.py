@@ -1,9 +1,9 @@
 """Copy stored bytes into existing tensors: live parameters, or new tensors of this load.
 
 If nothing has to change, the kernel reads straight into the tensor, with two threads. If only the dtype changes,
-compiled code does the same, where available. Everything else (another device, layout, or part of the tensor) goes
-through two small buffers: one is read while the other is copied. So a load needs memory for its target and some MiB,
-never a second copy of the checkpoint.
+compiled code does the same, where available. Everything else (another device, layout, or part of the tensor) is
+copied through two small buffers: one is read while the other is copied. So a load needs memory for its target and some
+MiB, never a second copy of the checkpoint.
 """
 
 import math
@@ -61,21 +61,21 @@ def fill(
     reader: CheckpointReader, fills: Iterable[TensorFill], progress: Progress | None = None
 ) -> dict[str, ConversionLoss]:
     """Fill all targets; return what conversions changed, by stored name.
-    The chunks must have been verified before, or the reader's `settle` must be called afterwards.
+    The chunks must have been verified before, or the reader's `finish_verification` must be called afterwards.
     """
     fills = sorted(fills, key=lambda tensor_fill: _file_position(reader, tensor_fill))
-    methods: dict[Callable[..., None], list[TensorFill]] = {_fill_straight: [], _fill_rows: [], _fill_whole: []}
+    methods: dict[Callable[..., None], list[TensorFill]] = {_fill_by_chunk: [], _fill_by_rows: [], _fill_by_tensor: []}
     for tensor_fill in fills:
         methods[_choose_method(reader, tensor_fill)].append(tensor_fill)
     changes: dict[str, ConversionLoss] = {}
 
-    def report(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
+    def record_change(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
         changes[tensor_fill.name] = changes.get(tensor_fill.name, ConversionLoss()) + change
         if progress is not None:
             progress(size_bytes)
 
     for method, group in methods.items():
-        method(reader, group, report)
+        method(reader, group, record_change)
     return changes
 
 
@@ -83,14 +83,14 @@ def dry_run(reader: CheckpointReader, fills: Iterable[TensorFill]) -> dict[str, 
     """Return what `fill` would change, without filling anything. Only conversions that may lose values are computed."""
     changes: dict[str, ConversionLoss] = {}
 
-    def report(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
+    def record_change(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
         changes[tensor_fill.name] = changes.get(tensor_fill.name, ConversionLoss()) + change
 
     lossy = [f for f in fills if may_lose(reader.entry(f.name).dtype, dtype_name(f.target.dtype))]
-    _fill_straight(reader, [f for f in lossy if _converts_straight(reader, f)], report, rehearse=True)
-    lossy = [f for f in lossy if not _converts_straight(reader, f)]
-    _fill_rows(reader, [f for f in lossy if not reader.entry(f.name).view], report, rehearse=True)
-    _fill_whole(reader, [f for f in lossy if reader.entry(f.name).view], report, rehearse=True)
+    _fill_by_chunk(reader, [f for f in lossy if _converts_by_chunk(reader, f)], record_change, rehearse=True)
+    lossy = [f for f in lossy if not _converts_by_chunk(reader, f)]
+    _fill_by_rows(reader, [f for f in lossy if not reader.entry(f.name).view], record_change, rehearse=True)
+    _fill_by_tensor(reader, [f for f in lossy if reader.entry(f.name).view], record_change, rehearse=True)
     return changes
 
 
@@ -139,10 +139,10 @@ def _choose_method(reader: CheckpointReader, tensor_fill: TensorFill) -> Callabl
     """
     entry, target = reader.entry(tensor_fill.name), tensor_fill.target
     if entry.view is not None or target.device.type == "xla":
-        return _fill_whole
+        return _fill_by_tensor
     is_plain = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
     is_unchanged = dtype_name(target.dtype) == entry.dtype and _is_complete(reader, tensor_fill)
-    return _fill_straight if is_plain and (is_unchanged or _converts_straight(reader, tensor_fill)) else _fill_rows
+    return _fill_by_chunk if is_plain and (is_unchanged or _converts_by_chunk(reader, tensor_fill)) else _fill_by_rows
 
 
 def _is_complete(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
@@ -155,7 +155,7 @@ def _is_complete(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
     )
 
 
-def _converts_straight(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
+def _converts_by_chunk(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
     """Check whether compiled code can convert while reading by chunk: no value may span two chunks."""
     entry, target = reader.entry(tensor_fill.name), dtype_name(tensor_fill.target.dtype)
     is_compiled = entry.dtype in CODES and target in CODES and entry.dtype != target and entry.view is None
@@ -175,7 +175,7 @@ def _file_position(reader: CheckpointReader, tensor_fill: TensorFill) -> tuple[s
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkRead:
     """`bytes` of a file from `offset` on, within a chunk, for `out`; None: losses are only counted."""
 
     fill: TensorFill
@@ -185,18 +185,20 @@ class Part:
     out: memoryview | None
 
 
-def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], report: OnFilled, rehearse: bool = False) -> None:
-    def read(parts: list[Part]) -> list[tuple[Part, ConversionLoss]]:
+def _fill_by_chunk(
+    reader: CheckpointReader, fills: list[TensorFill], on_filled: OnFilled, rehearse: bool = False
+) -> None:
+    def read(parts: list[ChunkRead]) -> list[tuple[ChunkRead, ConversionLoss]]:
         return [(part, _read_part(reader, part)) for part in parts]
 
     chunks = _parts_by_chunk(reader, fills, rehearse)
     with ThreadPoolExecutor(THREADS, "read") as pool:
         for parts in pool.map(read, chunks) if len(chunks) > 1 else map(read, chunks):
             for part, change in parts:
-                report(part.fill, change, part.bytes if part.out is None else len(part.out))
+                on_filled(part.fill, change, part.bytes if part.out is None else len(part.out))
 
 
-def _read_part(reader: CheckpointReader, part: Part) -> ConversionLoss:
+def _read_part(reader: CheckpointReader, part: ChunkRead) -> ConversionLoss:
     dtypes = reader.entry(part.fill.name).dtype, dtype_name(part.fill.target.dtype)
     if dtypes[0] != dtypes[1]:
         return reader.convert_into(part.file, part.offset, part.bytes, dtypes, part.out, may_lose(*dtypes))
@@ -205,9 +207,9 @@ def _read_part(reader: CheckpointReader, part: Part) -> ConversionLoss:
     return ConversionLoss()
 
 
-def _parts_by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool) -> list[list[Part]]:
+def _parts_by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool) -> list[list[ChunkRead]]:
     """Group reads by chunk: one thread reads a chunk completely, because its hash needs the order."""
-    chunks: dict[tuple[str, int], list[Part]] = {}
+    chunks: dict[tuple[str, int], list[ChunkRead]] = {}
     for tensor_fill in fills:
         entry = reader.entry(tensor_fill.name)
         stored, item, size_bytes = (
@@ -221,31 +223,35 @@ def _parts_by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse:
             index = (stored.offset + position) // CHUNK_BYTES
             end = min(size_bytes, (index + 1) * CHUNK_BYTES - stored.offset)
             out = None if data is None else data[position * target_item // item : end * target_item // item]
-            part = Part(tensor_fill, stored.file, stored.offset + position, end - position, out)
+            part = ChunkRead(tensor_fill, stored.file, stored.offset + position, end - position, out)
             chunks.setdefault((stored.file, index), []).append(part)
             position = end
     return list(chunks.values())
 
 
-def _fill_rows(reader: CheckpointReader, fills: list[TensorFill], report: OnFilled, rehearse: bool = False) -> None:
+def _fill_by_rows(
+    reader: CheckpointReader, fills: list[TensorFill], on_filled: OnFilled, rehearse: bool = False
+) -> None:
     work = ((tensor_fill, rows) for tensor_fill in fills for rows in _rows_of(reader, tensor_fill))
     for tensor_fill, rows, data in _read_ahead(reader, work):
         source = data.view(bits.torch_dtype(reader.entry(tensor_fill.name).dtype)).view(rows.shape)[rows.inner]
         target = tensor_fill.target[rows.into]
-        report(
+        on_filled(
             tensor_fill,
             copy_scaled(torch.empty_like(target) if rehearse else target, source, tensor_fill.factor),
             target.nbytes,
         )
 
 
-def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], report: OnFilled, rehearse: bool = False) -> None:
+def _fill_by_tensor(
+    reader: CheckpointReader, fills: list[TensorFill], on_filled: OnFilled, rehearse: bool = False
+) -> None:
     pending_bytes = 0
     for tensor_fill in fills:
         box = tensor_fill.part(reader.entry(tensor_fill.name).shape)
         source = read_new(reader, tensor_fill.name)[box.slices()]
         host = torch.empty(source.shape, dtype=tensor_fill.target.dtype)
-        report(tensor_fill, copy_scaled(host, source, tensor_fill.factor), host.nbytes)
+        on_filled(tensor_fill, copy_scaled(host, source, tensor_fill.factor), host.nbytes)
         if rehearse:
             continue
         tensor_fill.target.copy_(host)

@@ -35,7 +35,7 @@ def missing(root: str, name: str, manifest: str, progress: Progress | None = Non
 
 def arrive(root: str, name: str, manifest: str, progress: Progress | None = None) -> dict[str, Any]:
     """Verify all chunks and commit the checkpoint: {"path"}.
-    Raises CheckpointError if a chunk is missing or damaged. Then there is no checkpoint, and correct chunks are kept
+    Raises CheckpointError if a chunk is missing or damaged. Then there is no checkpoint, and correct chunks stay
     for the next try.
     """
     with _receiver(root, name, manifest) as receiver:
@@ -45,7 +45,7 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
                 file, index = missing_chunks[0]
                 raise CheckpointError(
                     f"{name}/{file}: chunk {index + 1} is missing or damaged ({len(missing_chunks)} such chunks)",
-                    "copy it again: chunks that arrived are kept",
+                    "copy it again: chunks that arrived are not sent again",
                 )
             receiver.commit()
         return {"path": str(receiver.final_folder)}

@@ -12,13 +12,13 @@ from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest
 from workers.checkpoint.format.manifest_checks import parse_manifest
-from workers.checkpoint.transfer.expected import Expected
+from workers.checkpoint.transfer.expected import ExpectedFiles
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, newest_checkpoint, store
 from workers.errors import CheckpointError
 
 THREADS = 4
-"""Concurrent reads: an object store answers each only after a round trip. As many chunks are in memory at once."""
+"""Concurrent reads: each read from an object store takes a network round trip. As many chunks are in memory at once."""
 Progress = Callable[[int, int], None]
 
 
@@ -35,7 +35,7 @@ def copy(
     Returns {"target", "step", "files", "bytes", "transferred_bytes", "already_there", "verified", "seconds"};
     `transferred_bytes` counts what the target did not have. Each chunk is verified when it arrives and again at the
     target. Raises CheckpointError (DamagedCheckpoint: source or target), NotFound, Conflict; chunks that arrived are
-    kept for the next try. `follow_links`: files of `source` may be links, and so may checkpoints in it if it is a
+    reused by the next try. `follow_links`: files of `source` may be links, and so may checkpoints in it if it is a
     folder of checkpoints.
     """
     started_s = time.perf_counter()
@@ -106,7 +106,7 @@ def _copy_to_folder(
     except OSError as e:
         raise CheckpointError(
             f"cannot copy {name} into {root}: {e.strerror or e}",
-            "free disk space there, then copy it again: chunks that arrived are kept",
+            "free disk space there, then copy it again: chunks that arrived are not sent again",
         ) from e
 
 
@@ -161,7 +161,7 @@ def _file_parts(
 
 
 def _fetch_chunks(
-    origin: FolderStore | ObjectStore, manifest: Manifest | Expected, chunks: list[Chunk]
+    origin: FolderStore | ObjectStore, manifest: Manifest | ExpectedFiles, chunks: list[Chunk]
 ) -> Iterator[tuple[Chunk, memoryview | CheckpointError]]:
     """Yield each chunk in order, verified, or the error; a few chunks are read ahead."""
 
@@ -191,7 +191,7 @@ def _all_chunks(manifest: Manifest) -> list[Chunk]:
     return [(file, index) for file, entry in manifest.files.items() for index in range(chunk_count(entry.bytes))]
 
 
-def _chunk_bytes(manifest: Manifest | Expected, chunk: Chunk) -> int:
+def _chunk_bytes(manifest: Manifest | ExpectedFiles, chunk: Chunk) -> int:
     return min(CHUNK_BYTES, manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
 
 

@@ -12,8 +12,8 @@ from workers.checkpoint.format.manifest_checks import parse_manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What is to be received. `digest` is the manifest's own."""
+class ExpectedFiles:
+    """Files of a checkpoint that is being received. `digest` is the manifest's own."""
 
     step: int
     digest: str
@@ -37,18 +37,18 @@ class Expected:
         return f"chunk {chunk[1] + 1} of {len(self.files[chunk[0]].xxh3_128)}"
 
 
-def expected_of(manifest: Manifest) -> Expected:
-    return Expected(manifest.step, manifest.digest, manifest.files)
+def expected_of(manifest: Manifest) -> ExpectedFiles:
+    return ExpectedFiles(manifest.step, manifest.digest, manifest.files)
 
 
 def expected(path: str) -> dict[str, Any]:
-    """Read and check the manifest at `path`; return an Expected as plain data. Meant for a child process."""
+    """Read and check the manifest at `path`; return step, digest and files as plain data. For a child process."""
     manifest = parse_manifest(read_bytes(Path(path), MAX_MANIFEST_BYTES), path)
     files = {name: [file.bytes, file.xxh3_128] for name, file in manifest.files.items()}
     return {"step": manifest.step, "digest": manifest.digest, "files": files}
 
 
-def expected_from(data: dict[str, Any]) -> Expected:
-    """Rebuild the Expected from the data that `expected` returned."""
+def expected_from(data: dict[str, Any]) -> ExpectedFiles:
+    """Rebuild the object from the data that `expected` returned."""
     files = {name: FileEntry(size_bytes, tuple(digests)) for name, (size_bytes, digests) in data["files"].items()}
-    return Expected(data["step"], data["digest"], files)
+    return ExpectedFiles(data["step"], data["digest"], files)

@@ -21,12 +21,12 @@ BUFFER_BYTES = 1 << 20
 
 
 class ReadBack:
-    """Call `prove` with a few chunks at a time, in a thread; it raises if one was not stored correctly.
+    """Call `verify` with a few chunks at a time, in a thread; it raises if one was not stored correctly.
     Every later call raises that error again, because the kernel reports a failed write to one sync only.
     """
 
-    def __init__(self, prove: Callable[[list[Chunk]], None]):
-        self._verify = prove
+    def __init__(self, verify: Callable[[list[Chunk]], None]):
+        self._verify = verify
         self._pending: list[Chunk] = []
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None

@@ -1,11 +1,11 @@
 """Receive a checkpoint into a folder: find missing chunks, write them, and commit.
 
-    .incoming-step-…/      chunks are written at their positions, each verified; kept for a week after an interruption
+    .incoming-step-…/      chunks are written at their positions, each verified; they stay for a week if interrupted
     step-…/                the same folder, renamed after every byte was read back and verified; manifest last
 
 Chunks that another checkpoint of the same folder contains (frozen layers, an earlier copy) are copied from there. Each
 chunk is written to the disk and read back while others arrive (readback.py); what an earlier try left is read back
-before it counts.
+before it is reused.
 """
 
 import errno
@@ -28,7 +28,7 @@ from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
 from workers.checkpoint.format.manifest import MAX_INLINE_BYTES, MAX_MANIFEST_BYTES, NAME, DamagedCheckpoint
 from workers.checkpoint.format.manifest_checks import open_regular, parse_manifest, read_json, read_manifest
 from workers.checkpoint.format.step_folders import newest_first
-from workers.checkpoint.transfer.expected import Expected, expected_of
+from workers.checkpoint.transfer.expected import ExpectedFiles, expected_of
 from workers.checkpoint.transfer.readback import ReadBack, digest_at, drop_cached
 from workers.errors import CheckpointError
 
@@ -39,7 +39,7 @@ class CheckpointReceiver:
     """Write an incoming checkpoint, for use in a `with`. Raises Conflict if another process already writes it."""
 
     def __init__(
-        self, root: Path, name: str, text: bytes, files: Files | None = None, expected: Expected | None = None
+        self, root: Path, name: str, text: bytes, files: Files | None = None, expected: ExpectedFiles | None = None
     ):
         """Prepare to receive. `expected` is the content of manifest `text`, if it was read and checked elsewhere."""
         self.root, self.name, self.text = root, name, text
@@ -48,7 +48,7 @@ class CheckpointReceiver:
         self._files = files or Files()
         self._open: dict[str, OpenFile] = {}
         self._buffer: memoryview | None = None
-        self._on_disk: set[Chunk] = set()
+        self._verified_chunks: set[Chunk] = set()
         self._read_back = ReadBack(self._verify_on_disk)
         self._lock = -1
         self.is_complete = False
@@ -119,7 +119,7 @@ class CheckpointReceiver:
 
     def missing(self, progress: Progress | None = None) -> list[Chunk]:
         """List chunks that must be transferred, in order. Chunks in other checkpoints here are copied from them."""
-        not_received = [chunk for chunk in self.manifest.chunks() if not self._is_left_over(chunk, progress)]
+        not_received = [chunk for chunk in self.manifest.chunks() if not self._is_already_stored(chunk, progress)]
         sources = self._find_sources({self.manifest.digest_of(chunk) for chunk in not_received}) if not_received else {}
         return [chunk for chunk in not_received if not self._reuse(chunk, sources, progress)]
 
@@ -144,8 +144,8 @@ class CheckpointReceiver:
     def commit(self) -> None:
         """Sync everything, read it back and compare; then rename the folder and write the manifest last."""
         self._read_back.finish()
-        self._verify_on_disk([chunk for chunk in self.manifest.chunks() if chunk not in self._on_disk])
-        self._on_disk.clear()  # a retry after an error reads everything again
+        self._verify_on_disk([chunk for chunk in self.manifest.chunks() if chunk not in self._verified_chunks])
+        self._verified_chunks.clear()  # a retry after an error reads everything again
         for name in list(self._open):
             self._files.finish(self._open[name])
             del self._open[name]
@@ -167,7 +167,7 @@ class CheckpointReceiver:
 
     def _clear(self, folder: Path) -> None:
         """Remove what an interrupted commit left, or a damaged copy.
-        The manifest goes first, so that a half deleted folder is not a checkpoint.
+        The manifest is removed first, so that a half deleted folder is not a checkpoint.
         """
         for path in sorted(folder.iterdir(), key=lambda path: path.name != NAME):
             self._files.remove(path)
@@ -178,13 +178,13 @@ class CheckpointReceiver:
             self._open[file] = self._files.open_or_create(self.folder / file, self.manifest.files[file].bytes)
         return self._open[file]
 
-    def _is_left_over(self, chunk: Chunk, progress: Progress | None) -> bool:
+    def _is_already_stored(self, chunk: Chunk, progress: Progress | None) -> bool:
         """Check whether an earlier try left this chunk."""
         if chunk[0] not in self._open:
             self._sync(chunk[0], [(0, 0)])
-        if not self._is_here(chunk):
+        if not self._is_stored(chunk):
             return False
-        self._on_disk.add(chunk)
+        self._verified_chunks.add(chunk)
         if progress is not None:
             progress(self.manifest.size_of(chunk))
         return True
@@ -198,12 +198,12 @@ class CheckpointReceiver:
             if not self._open_file(file).direct:
                 self._sync(file, file_ranges)
         for chunk in chunks:
-            if not self._is_here(chunk):
+            if not self._is_stored(chunk):
                 raise CheckpointError(
                     f"{self.folder / chunk[0]}: {self.manifest.name_of(chunk)} does not read back as it was written",
                     "check the disk for errors",
                 )
-            self._on_disk.add(chunk)
+            self._verified_chunks.add(chunk)
 
     def _sync(self, file: str, ranges: list[tuple[int, int]]) -> None:
         """Sync a file, so that later reads of these ranges (offset, bytes) come from the disk."""
@@ -212,7 +212,7 @@ class CheckpointReceiver:
             self._files.sync(descriptor)
             drop_cached(descriptor, ranges)
 
-    def _is_here(self, chunk: Chunk) -> bool:
+    def _is_stored(self, chunk: Chunk) -> bool:
         start, size_bytes = chunk[1] * CHUNK_BYTES, self.manifest.size_of(chunk)
         return digest_at(self._open_file(chunk[0]), start, size_bytes) == self.manifest.digest_of(chunk)
 

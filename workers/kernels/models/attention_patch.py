@@ -27,7 +27,9 @@ Key = tuple[tuple[str, str], ...]
 
 
 def forms_of(module: nn.Module) -> list[Form]:
-    """Return the forms `apply_rope` and `attention` if the module's forward calls the known functions."""
+    """Return the forms `apply_rope` and `attention` if the module's forward calls the functions of transformers that
+    they replace.
+    """
     forward = type(module).forward
     if not isinstance(forward, FunctionType) or not {ROPE, INTERFACE} & {*forward.__code__.co_names}:
         return []
@@ -83,10 +85,10 @@ def _rotates_alike(function: Any, layout: str, dtype: torch.dtype) -> bool:
     )
 
 
-def _rope(theirs: Callable[..., Any], layout: str, kernels: str) -> Callable[..., Any]:
+def _rope(original: Callable[..., Any], layout: str, kernels: str) -> Callable[..., Any]:
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any) -> Any:
         if rest or named or not _one_table(q, cos) or q.dtype not in DTYPES:
-            return theirs(q, k, cos, sin, *rest, **named)
+            return original(q, k, cos, sin, *rest, **named)
         half = cos.shape[-1] // 2
         tables = [table[0, :, :half] if layout == "halves" else table[0, :, ::2] for table in (cos, sin)]
         return tuple(operators.apply_rope(x, *tables, layout=layout, kernels=kernels) for x in (q, k))
@@ -108,22 +110,22 @@ def _one_table(q: Tensor, cos: Tensor) -> bool:
 class _Interface:
     """Wrapper of transformers' AttentionInterface, which returns functions that call kernels."""
 
-    def __init__(self, theirs: Any, kernels: str):
-        self.theirs, self.kernels = theirs, kernels
+    def __init__(self, wrapped: Any, kernels: str):
+        self.wrapped, self.kernels = wrapped, kernels
 
     def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function: Callable[..., Any] = self.theirs.get_interface(name, default)
+        function: Callable[..., Any] = self.wrapped.get_interface(name, default)
         return _attention(function, self.kernels) if name in MASK_IMPLEMENTATIONS else function
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        function: Callable[..., Any] = self.theirs[name]
+        function: Callable[..., Any] = self.wrapped[name]
         return _attention(function, self.kernels) if name in MASK_IMPLEMENTATIONS else function
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.theirs, name)
+        return getattr(self.wrapped, name)
 
 
-def _attention(theirs: Callable[..., Any], kernels: str) -> Callable[..., Any]:
+def _attention(original: Callable[..., Any], kernels: str) -> Callable[..., Any]:
     def attention_forward(
         module: nn.Module,
         query: Tensor,
@@ -150,7 +152,7 @@ def _attention(theirs: Callable[..., Any], kernels: str) -> Callable[..., Any]:
             or (causal and query_tokens != key_tokens)
         ):
             options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **named}
-            return theirs(module, query, key, value, attention_mask, **options)
+            return original(module, query, key, value, attention_mask, **options)
         mask = attention_mask if attention_mask is None else attention_mask[..., :key_tokens]
         output = operators.attention(query, key, value, scale=scaling, mask=mask, causal=causal, kernels=kernels)
         return output.transpose(1, 2).contiguous(), None

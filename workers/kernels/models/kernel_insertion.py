@@ -29,8 +29,8 @@ class Site:
 
 
 @dataclass(slots=True)
-class Fitted:
-    """`chosen`: (module name, operation) to measurement. `left`: why other modules are unchanged."""
+class InsertedKernels:
+    """`chosen` maps (module name, operation) to the measurement; `unchanged_modules` has the reason for each other."""
 
     chosen: dict[tuple[str, str], KernelMeasurement] = field(default_factory=dict)
     unchanged_modules: dict[str, str] = field(default_factory=dict)
@@ -53,20 +53,20 @@ def find(model: nn.Module) -> tuple[list[Site], dict[str, str]]:
 
     A module inside a recognised one, such as the activation of a gated layer, is part of that one.
     """
-    sites, left, inside = [], dict[str, str](), set[int]()
+    sites, unchanged_modules, inside = [], dict[str, str](), set[int]()
     for name, module in model.named_modules():
         if id(module) in inside:
             continue
         try:
             forms = _forms(module)
         except NotReplaceable as e:
-            left[name] = str(e)
+            unchanged_modules[name] = str(e)
             continue
         if forms:
             sites.append(Site(name, module, tuple(forms)))
             if forms[0].operation == "swiglu":
                 inside |= {id(child) for child in module.modules()}
-    return sites, left
+    return sites, unchanged_modules
 
 
 def _forms(module: nn.Module) -> list[Form]:
@@ -107,25 +107,25 @@ def fit(
     sample: Sample,
     device: torch.device,
     *,
-    learns: bool = False,
+    training: bool = False,
     compiled: bool = False,
     measured: Iterable[KernelMeasurement] | None = None,
-) -> Fitted:
+) -> InsertedKernels:
     """Insert, into the model itself, the kernels that were measured to be faster.
 
     `measured` (None: stored measurements for this device and software) must show a gain for every call that the sample
-    makes of a module, and, with `learns`, for its gradient.
+    makes of a module, and, with `training`, for its gradient.
     """
-    sites, left = find(model)
-    fitted, calls = Fitted(unchanged_modules=left), dict[int, list[RecordedCall]]()
+    sites, unchanged_modules = find(model)
+    fitted, calls = InsertedKernels(unchanged_modules=unchanged_modules), dict[int, list[RecordedCall]]()
     for call in record(model, sites, sample, device):
         calls.setdefault(call.site, []).append(call)
-    book = _Measurements(device, learns, compiled, measured)
+    measurements = _Measurements(device, training, compiled, measured)
     for number, site in enumerate(sites):
         chosen = {}
         for form in site.forms:
             form_calls = [call for call in calls.get(number, []) if call.operation == form.operation]
-            best = book.best(form_calls) if form_calls else "the sample does not call it"
+            best = measurements.best(form_calls) if form_calls else "the sample does not call it"
             if isinstance(best, KernelMeasurement):
                 chosen[form.operation] = best
             else:
@@ -151,9 +151,9 @@ class _Measurements:
     """Measurements, and the best kernels for calls according to them."""
 
     def __init__(
-        self, device: torch.device, learns: bool, compiled: bool, measured: Iterable[KernelMeasurement] | None
+        self, device: torch.device, training: bool, compiled: bool, measured: Iterable[KernelMeasurement] | None
     ):
-        self.kind, self.learns, self.compiled = kind_of(device), learns, compiled
+        self.kind, self.training, self.compiled = kind_of(device), training, compiled
         software = {name: software_of(one) for name, one in candidates(device).items()}
         lines = tuner.read_measurements() if measured is None else measured
         self.last = {
@@ -181,7 +181,7 @@ class _Measurements:
 
     def _slowest_measurement(self, call: RecordedCall, name: str) -> KernelMeasurement | str:
         situations = [situation(call, self.kind, compiled=self.compiled)]
-        situations += [situation(call, self.kind, gradient=True)] if self.learns else []
+        situations += [situation(call, self.kind, gradient=True)] if self.training else []
         lines = [self.last.get((one, name)) for one in situations]
         for line, about in zip(lines, situations, strict=True):
             case = " inside torch.compile" if about.compiled else " with its gradient" if about.gradient else ""

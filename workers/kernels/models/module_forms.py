@@ -43,7 +43,7 @@ class NotReplaceable(Exception):
 
 
 def form_of(module: nn.Module) -> Form | None:
-    """Return the form of a module, or None if it resembles no operation. Raises Unlike if it must not be replaced."""
+    """Return the form of a module, or None if it resembles no operation. Raises NotReplaceable with the reason."""
     if not _looks_like_one(module):
         return None
     check_replaceable(module)
@@ -74,7 +74,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def check_replaceable(module: nn.Module) -> None:
-    """Raise Unlike if replacing the module would change its behaviour."""
+    """Raise NotReplaceable if replacing the module would change its behaviour."""
     if "forward" in vars(module):
         raise NotReplaceable("its forward was replaced")
     for part in module.modules():
@@ -240,7 +240,7 @@ def _roles(sizes: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str, str]]:
 
 
 def _call_twice(module: nn.Module, x: Tensor) -> Tensor:
-    """Call the module twice and return its output. Raises Unlike unless it returns rows, the same both times."""
+    """Call the module twice and return its output. Raises NotReplaceable unless it returns equal rows both times."""
     forward: Callable[..., Any] = module.forward
     try:
         with torch.no_grad():

@@ -13,10 +13,10 @@ from cluster.errors import UserError
 from workers.kernels.parts.arrays import Operand
 from workers.kernels.parts.calls import Call, shape_text
 from workers.kernels.parts.checks import number
-from workers.kernels.parts.device import Device
+from workers.kernels.parts.device import KernelDevice
 
 
-class Attention(Device):
+class Attention(KernelDevice):
     """If G < H, each key head serves H / G consecutive query heads (grouped queries). Methods raise as Rows."""
 
     def compute_attention_scores(self, q: Any, k: Any, *, scale: float | None = None, out: Any = None) -> Any:

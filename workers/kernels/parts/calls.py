@@ -12,7 +12,7 @@ from workers.backends.parts.precision import name_of
 from workers.kernels.parts.arrays import META, Operand, Resident, operand
 
 if TYPE_CHECKING:
-    from workers.kernels.parts.device import Device
+    from workers.kernels.parts.device import KernelDevice
 
 
 class Call:
@@ -20,7 +20,7 @@ class Call:
 
     __slots__ = ("_copies", "_exports", "_returned", "inputs", "kernels")
 
-    def __init__(self, kernels: "Device"):
+    def __init__(self, kernels: "KernelDevice"):
         self.kernels = kernels
         self.inputs: list[Operand] = []
         self._returned: Tensor | None = None

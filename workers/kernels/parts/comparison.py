@@ -125,7 +125,7 @@ class _ProbeMeasurement:
             yield self.measure(_backward, gradient=True)
         if compiled and forward.low > 1 and self.probe.operation in _OPERATORS:
             torch.compiler.reset()
-            yield self.measure(_inside, inside=True)
+            yield self.measure(_inside_compile, inside=True)
 
     def measure(
         self,
@@ -142,10 +142,10 @@ class _ProbeMeasurement:
         )  # fmt: skip
         try:
             arguments = self.probe.arguments(self.dtype, self.kernels.device)
-            theirs, ours = make(self.kernels, self.probe, arguments)
-            if check and not _is_right(ours(), self.probe, arguments):
+            baseline, candidate = make(self.kernels, self.probe, arguments)
+            if check and not _is_correct(candidate(), self.probe, arguments):
                 return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
-            ratio = compare_timings(theirs, ours, self.timer, self.rounds).ratio
+            ratio = compare_timings(baseline, candidate, self.timer, self.rounds).ratio
         except PolyfleetError:
             return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
         median, low, high = (round(value, 4) for value in ratio)
@@ -177,7 +177,7 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
     )
 
 
-def _inside(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
+def _inside_compile(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
     """Return compiled functions, with operations around that torch could fuse: a residual before, a product after."""
     operator, options = _OPERATORS[probe.operation], probe.options
 
@@ -201,7 +201,7 @@ def _inside(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Cal
     return block(probe.plain), block(ours)
 
 
-def _is_right(actual: Tensor, probe: Probe, arguments: Arguments) -> bool:
+def _is_correct(actual: Tensor, probe: Probe, arguments: Arguments) -> bool:
     """Return whether a result agrees with float64 within the tolerance of its dtype."""
     reference = registry.create(REFERENCE)
     wide = tuple(one.cpu().double() for one in arguments)

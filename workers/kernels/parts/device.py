@@ -13,7 +13,7 @@ from workers.errors import KernelsFailed
 from workers.kernels.parts.arrays import Resident, operand
 
 
-class Device(ABC):
+class KernelDevice(ABC):
     """Base of kernels on one device. `interpreted`: Python interprets the kernels, so results are correct but times are
     meaningless. `flushes_subnormals`: the driver may treat subnormal numbers as 0.
     """
@@ -65,7 +65,7 @@ class Device(ABC):
         """Return whether these kernels accept tensors on `device`."""
         return device == self.device
 
-    def __enter__(self) -> "Device":
+    def __enter__(self) -> "KernelDevice":
         return self
 
     def __exit__(self, *error: object) -> None:

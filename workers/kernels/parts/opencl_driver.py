@@ -84,7 +84,7 @@ def devices() -> list[Any]:
     order = (cl.device_type.GPU, cl.device_type.ACCELERATOR, cl.device_type.CPU)
     try:
         all_devices = [one for platform in cl.get_platforms() for one in platform.get_devices()]
-    except cl.LogicError:  # the loader found no driver
+    except cl.LogicError:  # no driver is installed
         return []
     usable = [one for one in all_devices if one.type & sum(order) and one.compiler_available]
     return sorted(usable, key=lambda one: next(n for n, kind in enumerate(order) if one.type & kind))

@@ -13,10 +13,10 @@ from torch import Tensor
 from cluster.errors import UserError
 from workers.kernels.parts.arrays import Operand
 from workers.kernels.parts.calls import Call, shape_text
-from workers.kernels.parts.device import Device
+from workers.kernels.parts.device import KernelDevice
 
 
-class Products(Device):
+class Products(KernelDevice):
     """Leading dimensions broadcast as in torch.matmul; results have the first array's dtype. Methods raise as Rows."""
 
     def matmul(self, a: Any, b: Any, *, out: Any = None) -> Any:

@@ -14,12 +14,12 @@ from torch import Tensor
 from cluster.errors import UserError, nearest
 from workers.kernels.parts.calls import Call, shape_text
 from workers.kernels.parts.checks import count, number
-from workers.kernels.parts.device import Device
+from workers.kernels.parts.device import KernelDevice
 
 LAYOUTS = ("halves", "pairs")
 
 
-class Rows(Device):
+class Rows(KernelDevice):
     """The last dimension is the row; results have the shape and dtype of the first array. Methods raise UserError for
     arrays that do not match each other, KernelsFailed for errors of the driver.
     """

@@ -12,7 +12,7 @@ from workers.kernels.resources import (
     DTYPES,
     NUMBERS,
     SOURCES,
-    Resources,
+    KernelResources,
     compile_configurations,
     installed,
     launchable_configurations,
@@ -30,7 +30,7 @@ HEAD = """# Resources of the Triton kernels
 
 Compiled ahead of time by Triton {releases}, without a device: registers per thread, and KiB of shared memory per
 program. Each number is the maximum over the programs of one configuration (with masks, transposed matrices, or sizes
-that are not multiples of 16). **None spills a register.** They have not been run on a GPU yet; no speed is claimed.
+that are not multiples of 16). **None spills a register.** They have not been run on a GPU, so their speed is unknown.
 
 - `polyfleet kernels resources --target sm_90,gfx942` compiles them again and shows which spill.
   `python -m workers.kernels.resources` writes this page and the table that is checked before a launch.
@@ -40,7 +40,7 @@ that are not multiples of 16). **None spills a register.** They have not been ru
 """
 
 
-def data_of(rows: Sequence[Resources], before: Data | None = None) -> Data:
+def data_of(rows: Sequence[KernelResources], before: Data | None = None) -> Data:
     """Return the content of sources/resources.json, including lines of `before`, if it is of the same sources, that the
     table still needs. Raises UserError for rows that must not be launched.
     """

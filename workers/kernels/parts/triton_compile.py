@@ -21,7 +21,7 @@ IN_FLOAT32 = {"lse", "delta", "partial"}
 INTEGERS = {"R", "C", "N", "D", "P", "K", "M", "T", "S", "H", "share", "position", "stride_b", "stride_h", "stride_t"}
 FLOATS = {"eps", "offset", "scale"}
 MULTIPLES_OF_16 = {"C", "N", "D", "P", "K", "M", "T", "S", "stride_b", "stride_h", "stride_t"}
-"""Sizes that Triton is told are multiples of 16, if they are: it then moves 16 bytes per lane."""
+"""Sizes that are marked as multiples of 16, if they are: Triton then moves 16 bytes per lane."""
 ALL_FLAGS = {"HAS_WEIGHT": True, "HAS_BIAS": True, "HAS_LSE": True, "ROUNDED": True, "REST": True, "IN_FLOAT32": False}
 """Compile-time flags with which a program needs most registers."""
 
@@ -31,7 +31,7 @@ WITH_TILES = {table.PRODUCTS, table.ATTENTION}
 Flags = dict[str, Any]
 
 
-def variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[bool, Flags]]:
+def variants(config: table.Config, dtype: str, on: table.CompileTarget) -> list[tuple[bool, Flags]]:
     """List (whether sizes are multiples of 16, flags) of the different programs of one configuration, the one that
     needs most resources first.
     """
@@ -51,7 +51,7 @@ def variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[b
     return [(False, {}), (True, {})]
 
 
-def _attention_variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[bool, Flags]]:
+def _attention_variants(config: table.Config, dtype: str, on: table.CompileTarget) -> list[tuple[bool, Flags]]:
     """Variants of attention: a configuration may serve plain calls, calls with masks and odd heads, or both."""
     width, itemsize, result = config.blocks[-1], 4 if dtype == "fp32" else 2, []
     plain, padded, odd = ({"D": width - less, "E": width - less, "CAUSAL": True} for less in (0, 8, 6))
@@ -62,7 +62,7 @@ def _attention_variants(config: table.Config, dtype: str, on: table.Target) -> l
     return result
 
 
-def compile_variant(config: table.Config, dtype: str, on: table.Target, aligned: bool, flags: Flags) -> Any:
+def compile_variant(config: table.Config, dtype: str, on: table.CompileTarget, aligned: bool, flags: Flags) -> Any:
     import triton
     from triton.compiler import ASTSource
 
@@ -95,7 +95,7 @@ def _type(name: str, is_constexpr: bool, dtype: str, flags: Flags) -> str:
     return "*fp32" if name in IN_FLOAT32 else f"*{dtype}"
 
 
-def _gpu(on: table.Target) -> Any:
+def _gpu(on: table.CompileTarget) -> Any:
     from triton.backends.compiler import GPUTarget
 
     if on.vendor == "nvidia":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workers.kernels.parts import triton_table as table
 from workers.kernels.parts.gradients import Gradients
-from workers.kernels.parts.triton_launch import Launcher
+from workers.kernels.parts.triton_launch import KernelLauncher
 from workers.kernels.parts.triton_table import Config
 
 Strides = tuple[int, int, int, int]
@@ -20,8 +20,8 @@ Strides = tuple[int, int, int, int]
 
 class TritonGradients(Gradients):
     own_gradients = frozenset({"rmsnorm", "layernorm", "softmax", "silu", "swiglu", "attention"})
-    launch: Launcher
-    target: table.Target
+    launch: KernelLauncher
+    target: table.CompileTarget
 
     @abstractmethod
     def rows(self, operation: str, columns: int) -> Config: ...

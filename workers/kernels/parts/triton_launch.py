@@ -110,7 +110,7 @@ def resolve_device(device: torch.device | None) -> torch.device:
     return torch.device(kind, index)
 
 
-def target_of(device: torch.device) -> table.Target:
+def target_of(device: torch.device) -> table.CompileTarget:
     """Return the target whose lines of the table apply to a device: its own, else the next smaller of its kind."""
     if device.type == "xpu":
         return table.TARGETS["xpu"]
@@ -131,10 +131,10 @@ def committed() -> dict[str, dict[str, list[int]]]:
     return lines
 
 
-class Launcher:
-    """Launch kernels on one device. `programs`: how many run at once there; as many persistent ones are started."""
+class KernelLauncher:
+    """Launch kernels on one device. `programs`: the number that run at once, and of persistent programs per launch."""
 
-    def __init__(self, device: torch.device, target: table.Target):
+    def __init__(self, device: torch.device, target: table.CompileTarget):
         self.device, self.target = device, target
         self.interpreted = device.type == "cpu"
         self.programs = 4 if self.interpreted else _processors(device)
@@ -188,7 +188,7 @@ DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf
 """Names of dtypes in the committed table."""
 
 
-def check_committed(config: table.Config, dtype: torch.dtype, on: table.Target) -> None:
+def check_committed(config: table.Config, dtype: torch.dtype, on: table.CompileTarget) -> None:
     """Raise UserError if the committed table does not contain the configuration, or it spills."""
     line = committed().get(f"{on.name} {DTYPE_NAMES[dtype]}", {}).get(str(config))
     if line is None or line[1]:

@@ -37,7 +37,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Module of each kernel, and the names of its blocks in the order of Config.blocks."""
 
 
-class Target(NamedTuple):
+class CompileTarget(NamedTuple):
     """A kind of device to compile for, with its limits per program. `units`: the kind of its matrix units, named after
     the first generation that had it; `clusters`: programs can share memory.
 
@@ -58,19 +58,19 @@ class Target(NamedTuple):
 TARGETS = {
     one.name: one
     for one in (
-        Target("sm_80", "nvidia", "ampere", 32, 163 * KIB),
-        Target("sm_86", "nvidia", "ampere", 32, 99 * KIB),
-        Target("sm_90", "nvidia", "hopper", 32, 227 * KIB, clusters=True),
-        Target("sm_100", "nvidia", "hopper", 32, 227 * KIB, clusters=True),
-        Target("sm_120", "nvidia", "ampere", 32, 99 * KIB),
-        Target("gfx942", "amd", "amd", 64, 64 * KIB, registers=512),
-        Target("gfx950", "amd", "amd", 64, 160 * KIB, registers=512),
-        Target("gfx1100", "amd", "amd", 32, 64 * KIB, registers=256),
-        Target("xpu", "intel", "amd", 32, 64 * KIB, registers=256),
+        CompileTarget("sm_80", "nvidia", "ampere", 32, 163 * KIB),
+        CompileTarget("sm_86", "nvidia", "ampere", 32, 99 * KIB),
+        CompileTarget("sm_90", "nvidia", "hopper", 32, 227 * KIB, clusters=True),
+        CompileTarget("sm_100", "nvidia", "hopper", 32, 227 * KIB, clusters=True),
+        CompileTarget("sm_120", "nvidia", "ampere", 32, 99 * KIB),
+        CompileTarget("gfx942", "amd", "amd", 64, 64 * KIB, registers=512),
+        CompileTarget("gfx950", "amd", "amd", 64, 160 * KIB, registers=512),
+        CompileTarget("gfx1100", "amd", "amd", 32, 64 * KIB, registers=256),
+        CompileTarget("xpu", "intel", "amd", 32, 64 * KIB, registers=256),
     )
 }
 COMMITTED = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
-"""Targets in the committed table. Only Intel's driver knows the registers of its GPUs."""
+"""Targets in the committed table. Intel's GPUs are not in it: only their driver reports registers."""
 CLUSTERS_SINCE = (3, 8)
 """Older versions of Triton fail on a reduction over `num_ctas` (triton#9663)."""
 
@@ -97,15 +97,15 @@ class Config:
         return f"{self.kernel} {'x'.join(map(str, self.blocks))}, {self.warps} warps, {self.stages} stages{cluster}"
 
 
-def target(name: str) -> Target:
+def target(name: str) -> CompileTarget:
     """Look up a target. Raises UserError, which names the nearest."""
     if name not in TARGETS:
         raise UserError(f"unknown target {name!r}", nearest(name, tuple(TARGETS)))
     return TARGETS[name]
 
 
-def registers(config: Config, on: Target) -> int:
-    """Maximum registers of a thread, given the warps that share a processor's registers.
+def registers(config: Config, on: CompileTarget) -> int:
+    """Maximum registers of a thread, for the number of warps that share a processor's registers.
 
     NVIDIA: 65,536 per processor. AMD: 512 per lane in each of four units, over which a program's warps are spread.
     """
@@ -143,7 +143,7 @@ LOOP = {"forward": (4096, 8), "backward": (2048, 8)}
 """(values at a time, warps) if a row is read twice."""
 
 
-def rows(operation: str, columns: int, on: Target, triton: tuple[int, int]) -> Config:
+def rows(operation: str, columns: int, on: CompileTarget, triton: tuple[int, int]) -> Config:
     """Choose the configuration for rmsnorm, layernorm or softmax, or its `…_backward`; `triton` is the version."""
     width, direction = round_up_width(columns, MIN_WIDTH), "backward" if operation.endswith("_backward") else "forward"
     widest = MAX_COLUMNS[on.vendor].get(operation, MAX_FORWARD_COLUMNS[on.vendor])
@@ -161,7 +161,7 @@ def rows(operation: str, columns: int, on: Target, triton: tuple[int, int]) -> C
     return Config(f"{operation}_loop", (2, values // 2) if two else (values,), warps)
 
 
-def _row_warps(values: int, direction: str, on: Target) -> int:
+def _row_warps(values: int, direction: str, on: CompileTarget) -> int:
     """Choose warps such that a thread has 32 values of a row, or 16 if it also sums gradients."""
     per_thread = 32 if direction == "forward" else 16
     return min(max(values // (per_thread * on.lanes), 4), on.threads // on.lanes)
@@ -170,7 +170,7 @@ def _row_warps(values: int, direction: str, on: Target) -> int:
 # Element-wise operations, and rotation.
 
 
-def gate(kernel: str, itemsize: int, on: Target) -> Config:
+def gate(kernel: str, itemsize: int, on: CompileTarget) -> Config:
     """Choose a block of 16 bytes per lane of 4 warps."""
     return Config(kernel, (4 * on.lanes * 16 // itemsize,), 4)
 
@@ -183,7 +183,7 @@ def rope(pairs: int) -> Config:
 # Products.
 
 
-def matmul(rows: int, columns: int, depth: int, itemsize: int, on: Target) -> Config:
+def matmul(rows: int, columns: int, depth: int, itemsize: int, on: CompileTarget) -> Config:
     odd = rows % ALIGNED or columns % ALIGNED or depth % ALIGNED
     if itemsize == 4:
         return Config("matmul", (64, 64, 32), 4, 2)
@@ -262,7 +262,7 @@ UNALIGNED: dict[str, dict[str, Blocks]] = {
 """With a mask, whose addresses need registers, or with heads whose rows do not start at multiples of 16 bytes."""
 
 
-def attention(kernel: str, width: int, values: int, itemsize: int, on: Target, masked: bool = False) -> Config:
+def attention(kernel: str, width: int, values: int, itemsize: int, on: CompileTarget, masked: bool = False) -> Config:
     """`width` of a query head, `values` of its result. Raises UserError for heads wider than MAX_HEAD_SIZE."""
     if max(width, values) > MAX_HEAD_SIZE:
         message = f"heads are {max(width, values)} wide; Triton's kernels support up to {MAX_HEAD_SIZE}"
@@ -290,7 +290,7 @@ WIDTHS = tuple(1 << n for n in range(7, 21))
 WIDTHS_OF_ROPE = (16, 32, 64, 128)
 
 
-def configs(on: Target, itemsize: int, triton: tuple[int, int]) -> Iterator[Config]:
+def configs(on: CompileTarget, itemsize: int, triton: tuple[int, int]) -> Iterator[Config]:
     """Yield every configuration that the functions above may return for an item size."""
     result = [
         rows(f"{operation}{suffix}", width, on, triton)

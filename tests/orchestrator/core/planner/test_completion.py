@@ -53,4 +53,4 @@ def test_nothing_is_estimated_of_a_workload_that_was_measured_on_two_kinds():
     table = np.ones((MIN_SHARED_WORKLOADS + 3, 3))
     table[0, 2] = np.nan
     assert np.isnan(estimate_rates(table).rate).all()
-    assert estimate_rates(table, most_known=2).rate[0, 2] == 1.0
+    assert estimate_rates(table, max_measured=2).rate[0, 2] == 1.0

@@ -21,9 +21,9 @@ Nodes = tuple[int, ...]
 class Machines:
     """Nodes of the islands on which memory is a limit.
 
-    By node: its `island`, its `machine` or OWN, and its number of `free` devices. `free_bytes` (machines,). `nodes` and
-    `node_bytes` (options, jobs): number of nodes that a job needs, and its shared memory on each. By job: `held`,
-    option and nodes of a running job; `distance` (2, nodes), reasons to avoid a node, the more important first.
+    By node: its `island`, its `machine` or NO_MACHINE, and its number of `free` devices. `free_bytes` (machines,).
+    `nodes` and `node_bytes` (options, jobs): number of nodes that a job needs, and its shared memory on each. By job:
+    `held`, option and nodes of a running job; `distance` (2, nodes), reasons to avoid a node, the more important first.
     """
 
     island: Integers
@@ -56,7 +56,7 @@ class Packing:
     def __init__(self, machines: Machines, options: Options):
         self.machines, self._options = machines, options
         self._free = machines.free.copy()
-        self._bytes = np.append(machines.free_bytes, np.iinfo(np.int64).max)  # the last entry is for OWN
+        self._bytes = np.append(machines.free_bytes, np.iinfo(np.int64).max)  # the last entry is for NO_MACHINE
         self._island_nodes = {int(i): np.flatnonzero(machines.island == i) for i in np.unique(machines.island)}
         self.nodes: dict[int, Nodes] = {}
 
