@@ -19,6 +19,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class WithExamples(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as Typer does; an unknown short option names the long options with the same first letter."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as e:
+            if letter := getattr(e, "option_name", "")[1:]:
+                valid = (option for parameter in self.params for option in parameter.opts)
+                e.possibilities = e.possibilities or [o for o in valid if o.startswith(f"--{letter}")]  # type: ignore[attr-defined]
+            raise
+
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         super().format_epilog(ctx, formatter)
         examples = import_module("orchestrator.cli.examples").EXAMPLES.get(_command_path(ctx), ())
