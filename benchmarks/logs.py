@@ -59,7 +59,7 @@ class OneNode:
         from orchestrator.core.fold import Attempt, Record
         from orchestrator.core.model import Job
         from orchestrator.core.states import State
-        from orchestrator.runtime.kept_logs import LogCopies
+        from orchestrator.runtime.log_copies import LogCopies
         from orchestrator.runtime.logs import JobLogs
 
         placed = (("n0/cpu", (0,)),)

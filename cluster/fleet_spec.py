@@ -169,7 +169,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
 class FleetSpec(BaseModel, extra="forbid", frozen=True):
     """A fleet file: all pools of one fleet, and its settings."""
 
-    name: Name = Field(default="local", description="Name of the fleet in `status` and reports")
+    name: Name = Field(default="local", description="Name of the fleet as `status` shows it")
     pools: Annotated[dict[Name, PoolSpec], Field(min_length=1, max_length=64)] = Field(
         description="Pools by name (1 to 31 of a-z, 0-9 and -)"
     )

@@ -1,7 +1,7 @@
 """Nodes on a machine whose fleet has its head elsewhere.
 
-`join` starts them, a keeper process restarts them, `leave` stops them. A raylet that was cut off from its head for long
-ends once the connection is back (Ray 2.60). The keeper restarts it, as the server does with nodes of its own
+`join` starts them, a watchdog process restarts them, `leave` stops them. A raylet that was cut off from its head for
+long ends once the connection is back (Ray 2.60). The watchdog restarts it, as the server does with nodes of its own
 machine. It has no other task, and ends with the fleet's record here.
 """
 
@@ -34,7 +34,7 @@ from cluster.raylets import (
 )
 from cluster.version import VERSION
 
-KEEPER = "keeper"
+WATCHDOG = "watchdog"
 CHECK_EVERY_S = 1.0
 Progress = embedded.Progress
 
@@ -64,7 +64,7 @@ class Request:
 def start_head(request: Request, progress: Progress) -> dict[str, Any]:
     """Start the fleet's head here: from its storage if it has ended, as a new head if that is lost.
 
-    Returns {"address", "cluster"}, which nodes join afterwards. A keeper restarts the head if it ends. Raises
+    Returns {"address", "cluster"}, which nodes join afterwards. A watchdog restarts the head if it ends. Raises
     FleetError; nothing new runs here then.
     """
     with embedded.fleet_lock():
@@ -77,7 +77,7 @@ def start_head(request: Request, progress: Progress) -> dict[str, Any]:
         if record is None:
             progress("starting the head")
             record = _start_new_head(_new_head_record(request))
-        record = _ensure_keeper(replace(record, state="up"))
+        record = _ensure_watchdog(replace(record, state="up"))
         return {"address": record.address, "cluster": record.cluster}
 
 
@@ -126,7 +126,7 @@ def _spec(request: Request) -> FleetSpec:
 
 
 def join(request: Request, accelerators: dict[str, int], progress: Progress) -> dict[str, Any]:
-    """Start the nodes that are not running, and the keeper process if none runs. Idempotent.
+    """Start the nodes that are not running, and the watchdog process if none runs. Idempotent.
 
     A machine that joined an earlier head of this fleet leaves that first. `accelerators` counts them by backend.
     Raises FleetError if a node does not start; then nothing runs here, except the head if this machine has it.
@@ -136,7 +136,7 @@ def join(request: Request, accelerators: dict[str, int], progress: Progress) -> 
         record = _current(request, spec, progress)
         interpreters = {pool: Path(python) for pool, python in request.interpreters.items()}
         try:
-            record = _ensure_keeper(
+            record = _ensure_watchdog(
                 embedded.start_missing_nodes(
                     replace(record, accelerator_counts=accelerators), spec, interpreters, progress
                 )
@@ -153,7 +153,7 @@ def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetReco
     private_dir(home())
     _check_identity(request.identity)
     pools = embedded.plain_pools(spec)
-    record_here, keeper = fleet_record.read(), tuple[NodeProcess, ...]()
+    record_here, watchdog = fleet_record.read(), tuple[NodeProcess, ...]()
     is_same_head = record_here is not None and (record_here.address, record_here.cluster) == (
         request.head,
         request.cluster,
@@ -165,8 +165,8 @@ def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetReco
         raise Conflict(message, "run `polyfleet down`, then `polyfleet up -f` with the changed file")
     if record_here is not None:
         progress(f"leaving the head at {record_here.address}")
-        keeper = _leave_previous_head(record_here, pools)
-    record = replace(_new_record(request, request.head), processes=keeper)
+        watchdog = _leave_previous_head(record_here, pools)
+    record = replace(_new_record(request, request.head), processes=watchdog)
     fleet_record.write(record)
     return record
 
@@ -193,7 +193,7 @@ def _new_record(request: Request, head: str) -> FleetRecord:
 
 
 def _leave_previous_head(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ...]:
-    """Stop the nodes of the previous head. Returns the keeper, which continues.
+    """Stop the nodes of the previous head. Returns the watchdog, which continues.
 
     If the pools stay the same, their attempts keep running, and new agents adopt them.
     """
@@ -203,7 +203,7 @@ def _leave_previous_head(record: FleetRecord, pools: dict[str, Any]) -> tuple[No
     stop_leftover_processes(Path(record.temp_dir))
     remove_temp_dir(Path(record.temp_dir))
     remove_tokens()
-    return tuple(p for p in record.processes if p.role == KEEPER)
+    return tuple(p for p in record.processes if p.role == WATCHDOG)
 
 
 def _check_identity(fleet_id: str) -> None:
@@ -227,28 +227,28 @@ def _certificates(request: Request) -> Path:
     return folder
 
 
-def _ensure_keeper(record: FleetRecord) -> FleetRecord:
-    """Make sure that a keeper is running; returns the record with it."""
-    if any(p.role == KEEPER and is_alive(p.process) for p in record.processes):
+def _ensure_watchdog(record: FleetRecord) -> FleetRecord:
+    """Make sure that a watchdog is running; returns the record with it."""
+    if any(p.role == WATCHDOG and is_alive(p.process) for p in record.processes):
         return record
     command = [sys.executable, "-P", "-m", "workers.host", "keep"]
     environment = {**os.environ, "PYTHONPATH": str(code_export.export()), "POLYFLEET_HOME": str(home())}
-    started = start_detached(command, env=environment, cwd=home(), log=log_of(KEEPER))
-    keeper = NodeProcess(KEEPER, KEEPER, "", started.pid, started.created)
-    other_processes = tuple(p for p in record.processes if p.role != KEEPER)
-    record = replace(record, processes=(*other_processes, keeper))
+    started = start_detached(command, env=environment, cwd=home(), log=log_of(WATCHDOG))
+    watchdog = NodeProcess(WATCHDOG, WATCHDOG, "", started.pid, started.created)
+    other_processes = tuple(p for p in record.processes if p.role != WATCHDOG)
+    record = replace(record, processes=(*other_processes, watchdog))
     fleet_record.write(record)
     return record
 
 
 def leave(progress: Progress) -> list[str]:
     """Stop all of the fleet's processes here. Returns the nodes that ran."""
-    stopped = [node for node in embedded.down(progress) if node != KEEPER]
+    stopped = [node for node in embedded.down(progress) if node != WATCHDOG]
     shutil.rmtree(home() / ray_head.STORAGE, ignore_errors=True)
     return stopped
 
 
-def run_keeper() -> None:
+def run_watchdog() -> None:
     """Restart nodes that end, until this machine leaves the fleet."""
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -40,7 +40,7 @@ def _head(record: FleetRecord | None, host: HostRecord) -> dict[str, str]:
     """State of the head, if it is on this host."""
     if record is None or host.name != record.head_host:
         return {}
-    return {HEAD: "ready" if head.is_listening(record) else "does not answer"}
+    return {HEAD: "ready" if head.is_listening(record) else "does not respond"}
 
 
 def _row(host: HostRecord, nodes: dict[str, str]) -> Data:

@@ -131,7 +131,7 @@ class ServerConnection(Transport):
         for tries_left in reversed(range(TRIES)):
             try:
                 for name, data in self.events("POST", path, json=order, headers={"Idempotency-Key": key}):
-                    if name == "report":
+                    if name == "result":
                         result: Data = data
                         return result
                     if progress and name == "progress":

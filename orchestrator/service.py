@@ -42,10 +42,10 @@ from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.job_views import JobViews
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsQuery
-from orchestrator.runtime.kept_logs import LogCopies
 from orchestrator.runtime.last_inventory import LastInventory
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.liveness import Liveness
+from orchestrator.runtime.log_copies import LogCopies
 from orchestrator.runtime.log_preservation import LogPreservation
 from orchestrator.runtime.logs import JobLogs
 from orchestrator.runtime.repair import RepairThread

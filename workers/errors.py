@@ -148,4 +148,4 @@ class NotEnoughMemory(UserError):
 
 
 def _join_reasons(reasons: "tuple[str, ...]") -> str:
-    return "; ".join(reasons) or "no device was found"
+    return "; ".join(reasons) or "no device is available"

@@ -23,7 +23,7 @@ from workers.discovery import accelerators
 
 def main(verb: str) -> None:
     if verb == "keep":
-        joined_nodes.run_keeper()
+        joined_nodes.run_watchdog()
         return
     try:
         send(done=VERBS[verb]())

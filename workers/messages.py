@@ -16,7 +16,7 @@ __all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL"
 __all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptStatus", "Failure", "Order", "Outcome", "RankEvent"]
 __all__ += ["InvalidMessage", "ScriptCheckpoint"]
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the messages, raised when one changes its meaning. Agents with another version may not join."""
 
 FENCE_KEY = "polyfleet/{fleet}/fence/{job}"

@@ -204,11 +204,11 @@ class NodeFiles:
         """Return the bytes of data in this node's cache; None if it is not there."""
         return self._data.find(sha256)
 
-    def data_found_at(self, key: str) -> str:
+    def cached_data_sha256(self, key: str) -> str:
         """Return the SHA-256 of data that is cached from a version of a source; "" if there is none."""
         return self._data.sha256_of(key)
 
-    def make_data_room(self, needed_bytes: int) -> None:
+    def free_data_space(self, needed_bytes: int) -> None:
         self._data.free_space(int(needed_bytes))
 
     def keep_data(self, upload: str, inner: str, expected: str, key: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.kept_logs import LogCopies
 from orchestrator.runtime.launch import Launcher
+from orchestrator.runtime.log_copies import LogCopies
 from orchestrator.runtime.log_preservation import LogPreservation
 from orchestrator.runtime.ray_calls import with_time_limit
 from orchestrator.store.event_store import EventStore

@@ -1,7 +1,7 @@
 """Read rows of a catalogue's CSV file as frozen dataclasses.
 
-The field's type decides how a cell is parsed. A list inside a cell is separated by "; ". An empty cell is unknown. An
-invalid cell raises a UserError that names the distribution, the file, the line and the field.
+The field's type decides how a value is parsed. A list inside a value is separated by "; ". An empty value is unknown.
+An invalid value raises a UserError that names the distribution, the file, the line and the field.
 """
 
 import csv
@@ -36,7 +36,7 @@ class CatalogueFile:
         with self.path.open(newline="", encoding="utf-8") as file:
             lines = csv.reader(file)
             columns = self._columns(next(lines, []), cls)
-            return [(lines.line_num, self._row(cls, columns, cells, lines.line_num)) for cells in lines if cells]
+            return [(lines.line_num, self._row(cls, columns, texts, lines.line_num)) for texts in lines if texts]
 
     def _columns(self, header: list[str], cls: type) -> "list[Column]":
         valid = {f.name: f for f in fields(cls)}
@@ -48,17 +48,17 @@ class CatalogueFile:
                 raise self.error(1, name, "the column is missing", f"the columns are {', '.join(valid)}")
         return [(name, _reader(valid[name]), _required(valid[name])) for name in header]
 
-    def _row(self, cls: type[Row], columns: "list[Column]", cells: list[str], line: int) -> Row:
-        if len(cells) != len(columns):
-            raise self.error(line, columns[min(len(cells), len(columns)) - 1][0],
-                             f"the line has {len(cells)} cells, the header has {len(columns)}")  # fmt: skip
+    def _row(self, cls: type[Row], columns: "list[Column]", texts: list[str], line: int) -> Row:
+        if len(texts) != len(columns):
+            raise self.error(line, columns[min(len(texts), len(columns)) - 1][0],
+                             f"the line has {len(texts)} fields, the header has {len(columns)}")  # fmt: skip
         values = {}
-        for (name, reader, required), cell in zip(columns, cells, strict=True):
-            if cell or required:
+        for (name, reader, required), text in zip(columns, texts, strict=True):
+            if text or required:
                 try:
-                    values[name] = reader(cell.strip())
+                    values[name] = reader(text.strip())
                 except ValueError as e:
-                    raise self.error(line, name, f"{cell!r} {e}") from None
+                    raise self.error(line, name, f"{text!r} {e}") from None
         return cls(**values)
 
 
@@ -75,23 +75,23 @@ def _reader(field: "Field[Any]") -> Callable[[str], Any]:
     return _list if annotation == tuple[str, ...] else _integer
 
 
-def _required_text(cell: str) -> str:
-    if not cell:
+def _required_text(text: str) -> str:
+    if not text:
         raise ValueError("is empty")
-    return cell
+    return text
 
 
-def _list(cell: str) -> tuple[str, ...]:
-    return tuple(_parts(cell))
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(_parts(text))
 
 
-def _parts(cell: str) -> Iterator[str]:
-    return (part for part in (word.strip() for word in cell.split(";")) if part)
+def _parts(text: str) -> Iterator[str]:
+    return (part for part in (item.strip() for item in text.split(";")) if part)
 
 
-def _number(cell: str) -> float:
+def _number(text: str) -> float:
     try:
-        number = float(cell)
+        number = float(text)
     except ValueError:
         raise ValueError("is not a number") from None
     if not 0 < number < float("inf"):
@@ -99,14 +99,14 @@ def _number(cell: str) -> float:
     return number
 
 
-def _integer(cell: str) -> int:
-    number = _number(cell)
+def _integer(text: str) -> int:
+    number = _number(text)
     if number != int(number):
         raise ValueError("is not an integer")
     return int(number)
 
 
-def _yes_no(cell: str) -> bool:
-    if cell not in YES_NO:
+def _yes_no(text: str) -> bool:
+    if text not in YES_NO:
         raise ValueError("is neither yes nor no")
-    return YES_NO[cell]
+    return YES_NO[text]

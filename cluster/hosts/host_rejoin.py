@@ -1,8 +1,8 @@
 """Rejoin hosts whose nodes are away, over SSH and with growing pauses, while the fleet is up.
 
-A host that was cut off, or whose nodes ended, does not need this: its own keeper process restarts the nodes. A host
-that was switched off and on again has no keeper, and a keeper does not notice that the head was replaced. The head's
-host counts as away if nothing listens at the head's address.
+A host that was cut off, or whose nodes ended, does not need this: its own watchdog process restarts the nodes. A host
+that was switched off and on again has no watchdog, and a watchdog does not notice that the head was replaced. The
+head's host counts as away if nothing listens at the head's address.
 """
 
 import time
@@ -17,7 +17,7 @@ from cluster.node_repair import RepairResult
 from cluster.ray_head import HEAD
 
 AWAY_S = 20.0
-"""Time without a node after which its host counts as away. The keeper restarts a lost node in half that time."""
+"""Time without a node after which its host counts as away. The watchdog restarts a lost node in half that time."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 15.0, 240.0
 Join = Callable[[FleetRecord, HostRecord, Callable[[str], None]], None]
 

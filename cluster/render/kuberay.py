@@ -57,7 +57,7 @@ def _preface(name: str, kubernetes: KubernetesFleet) -> str:
     namespace = kubernetes.namespace
     return f"""Fleet {name}, rendered by Polyfleet {VERSION} for KubeRay 1.7 or newer.
 
-Every image must have the same Python, to the patch version, and the packages polyfleet=={VERSION} and
+Every image must have the same Python, to the patch version, with polyfleet=={VERSION} and
 ray[default]=={ray_version()}: without `default`, KubeRay's probes fail and end the pods.
 The image of a pool also needs its vendor's torch. This file contains no secrets.
 

@@ -1,8 +1,8 @@
 """Render a batch script for Slurm. The fleet runs as long as the job.
 
 One pool is a plain job; several pools are the components of a heterogeneous job. The batch script runs on the first
-node of the first pool. It starts Ray's head there, then, on every node, a keeper that restarts Ray if it ends, and last
-Polyfleet's server. Text from users is quoted in the script, or is one checked shell word.
+node of the first pool. It starts Ray's head there, then, on every node, a watchdog that restarts Ray if it ends, and
+last Polyfleet's server. Text from users is quoted in the script, or is one checked shell word.
 """
 
 import shlex
@@ -40,11 +40,11 @@ export POLYFLEET_RAY_ADDRESS=$ip:$port
 polyfleet() { POLYFLEET_HOME=$folder/home "$python" -m orchestrator.cli.main "$@"; }
 ray_head=
 nodes=()
-# Nodes stop first: their jobs save while the server still runs. Only the keepers get a signal: Slurm's own signals,
+# Nodes stop first: their jobs save while the server still runs. Only the watchdogs get a signal: Slurm's own signals,
 # and those of an srun that is stopped, go to all processes of a node at once, and nothing would be left to save jobs.
 read -r -d '' ending <<'ENDING' || true
-for keeper in /tmp/pf-"$POLYFLEET_BATCH"-*/keeper; do
-  if mv "$keeper" "$keeper.stopping" 2>/dev/null; then kill -TERM "$(cat "$keeper.stopping")"; fi
+for watchdog in /tmp/pf-"$POLYFLEET_BATCH"-*/watchdog; do
+  if mv "$watchdog" "$watchdog.stopping" 2>/dev/null; then kill -TERM "$(cat "$watchdog.stopping")"; fi
 done
 ENDING
 stop() {
@@ -70,7 +70,7 @@ for ((i = 0; i < 600; i++)); do
 done
 
 # This runs on each node: Ray, restarted if it ends before the job.
-read -r -d '' keeper <<'KEEPER' || true
+read -r -d '' watchdog <<'WATCHDOG' || true
 own=/tmp/pf-$POLYFLEET_BATCH-$POLYFLEET_POOL-$SLURM_PROCID
 mkdir -m 700 "$own" || exit 1
 export POLYFLEET_NODE=$POLYFLEET_POOL-$SLURM_PROCID POLYFLEET_NODE_DIR=$own/node POLYFLEET_HOME=$own/home
@@ -80,7 +80,7 @@ if [ -n "${ROCR_VISIBLE_DEVICES:-}" ]; then  # Ray reads AMD's other variable
 fi
 ended= ray=
 trap 'ended=1; [ -z "$ray" ] || kill -TERM "$ray" 2>/dev/null' TERM INT
-echo $$ > "$own/keeper"
+echo $$ > "$own/watchdog"
 while [ -z "$ended" ]; do
   "$@" --temp-dir="$own/ray" --labels="$POLYFLEET_LABELS,polyfleet.io/node=$POLYFLEET_NODE" &
   ray=$!
@@ -89,7 +89,7 @@ while [ -z "$ended" ]; do
   if [ -z "$ended" ]; then sleep 5 & wait $! || true; fi
 done
 rm -rf "$own"
-KEEPER
+WATCHDOG
 """
 
 END = r"""
@@ -137,7 +137,7 @@ def _interpreter(fleet: FleetSpec) -> str:
 
 def _preface(name: str, slurm: SlurmFleet) -> str:
     return f"""#!/bin/bash
-# Fleet {name}, rendered by Polyfleet {VERSION}. It runs as long as this job. Jobs and checkpoints are kept in
+# Fleet {name}, rendered by Polyfleet {VERSION}. It runs as long as this job. Jobs and checkpoints are stored in
 # {slurm.folder}; jobs continue in the next Slurm job.
 #
 #   mkdir -p -m 700 {slurm.folder} && sbatch THIS_FILE
@@ -195,7 +195,7 @@ def _gres(shape: Shape, options: SlurmPool) -> str:
 
 
 def _nodes(number: int, shape: Shape, pools: int, folders: dict[str, str]) -> str:
-    """Return the command that starts the keepers of one pool's nodes."""
+    """Return the command that starts the watchdogs of one pool's nodes."""
     labels = ",".join(f"{key}={value}" for key, value in shape.labels().items())
     variables_by_name = shape.variables(folders[shape.pool], other_storages(folders, shape.pool)) | {
         "POLYFLEET_LABELS": labels
@@ -212,5 +212,5 @@ def _nodes(number: int, shape: Shape, pools: int, folders: dict[str, str]) -> st
 # pool {shape.pool}, environment {environment_name(shape.spec)}
 srun{component} --ntasks-per-node=1 --cpus-per-task={shape.spec.cpus} --overlap --kill-on-bad-exit=0 env \\
   {variables} \\
-  bash -c "$keeper" keeper {shlex.join(ray)} --address="$POLYFLEET_RAY_ADDRESS" &
+  bash -c "$watchdog" watchdog {shlex.join(ray)} --address="$POLYFLEET_RAY_ADDRESS" &
 nodes+=($!)"""

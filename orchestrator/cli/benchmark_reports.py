@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from orchestrator.cli.output import Format, Output, emit, print_message, write
 
 Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="Run id, `latest`, or a file of result lines")]
-ALLOW_BUSY_HOST = "Report slowdowns also for hosts that were not idle"
+ALLOW_BUSY_HOST = "Show slowdowns also for hosts that were not idle"
 Lines = list[dict[str, Any]]
 
 

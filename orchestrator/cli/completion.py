@@ -23,12 +23,12 @@ REQUEST = (
 )
 
 BASH = f"""
-# $2 is the part of the word that bash replaces: the text after the last of $COMP_WORDBREAKS, which include `:` and `=`.
+# $2 is the part of the token that bash replaces, after the last of $COMP_WORDBREAKS, which include `:` and `=`.
 _polyfleet_completion() {{
-    local line="${{COMP_LINE:0:COMP_POINT}}" option="" word prefix value
-    word="${{line##*[[:space:]]}}"
-    [[ $word == -*=* ]] && option="${{word%%=*}}="
-    prefix="${{word%"$2"}}"
+    local line="${{COMP_LINE:0:COMP_POINT}}" option="" token prefix value
+    token="${{line##*[[:space:]]}}"
+    [[ $token == -*=* ]] && option="${{token%%=*}}="
+    prefix="${{token%"$2"}}"
     COMPREPLY=()
     while IFS= read -r value; do
         [[ -n $value ]] || continue

@@ -43,7 +43,7 @@ def print_error(error: BaseException) -> int:
         print_message("interrupted")
         return INTERRUPTED
     print_message(f"error: {type(error).__name__}: {error}")
-    print_message(f"  this is a bug in Polyfleet; report it with the traceback in {_store_traceback(error)}")
+    print_message(f"  this is a bug in Polyfleet; open an issue with the traceback in {_store_traceback(error)}")
     return FAILED
 
 

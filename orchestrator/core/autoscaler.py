@@ -198,7 +198,7 @@ def _requested_nodes(jobs: Iterable[Job]) -> set[str]:
 def _idle_since_s(draft: Draft, tick: Tick) -> dict[str, float]:
     """Return since when each node of a growing pool is unused by attempts and requests to its agent.
 
-    A node with ended attempts that it has not removed is in use: their logs are copied first (runtime/kept_logs.py).
+    A node with ended attempts that it has not removed is in use: their logs are copied first (runtime/log_copies.py).
     """
     scaling, pools = _scaling(draft), {group.pool for group in _scaling(draft).groups}
     idle = {}

@@ -140,7 +140,7 @@ def _mark_lost(draft: Draft, node: Node) -> None:
     )
     draft.nodes[node.name] = replace(
         updated,
-        lost_reason="Ray reports the node dead",
+        lost_reason="Ray marked the node dead",
         lost_s=draft.now.s,
         has_agent=False,
         agent_requested_s=None,

@@ -58,7 +58,7 @@ class InvalidMove(PolyfleetError):
     def __init__(self, state: str, event: str):
         super().__init__(
             f"a job in {state} has no move for event {event!r}",
-            "report this as a bug: the state table forbids the move",
+            "open an issue: the state table forbids the move",
         )
         self.args = (state, event)
 

@@ -84,10 +84,10 @@ class DataMoves:
 
     def _fetch(self, node: str, item: Item, set_activity: SetActivity) -> str:
         source = Sources(self.agents, self.checkpoints, self.store).find(node, item, set_activity)
-        cached = self.agents.call(node, "data_found_at", source.key, timeout_s=COMMIT_S) if source.key else ""
+        cached = self.agents.call(node, "cached_data_sha256", source.key, timeout_s=COMMIT_S) if source.key else ""
         if cached and item.expected in ("", cached):
             return str(cached)
-        self.agents.call(node, "make_data_room", source.bytes, timeout_s=COMMIT_S)
+        self.agents.call(node, "free_data_space", source.bytes, timeout_s=COMMIT_S)
         upload = hashlib.sha256(f"{item.data.uri}\n{source.key}\n{item.expected}".encode()).hexdigest()[:24]
         inner = source.send(node, upload)
         set_activity(f"checks {size(source.bytes)} of data on {node}")

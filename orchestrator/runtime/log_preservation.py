@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from orchestrator.core.commands import RemoveFiles
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.kept_logs import LogCopies
+from orchestrator.runtime.log_copies import LogCopies
 from orchestrator.runtime.logs import placed_ranks
 
 log = logging.getLogger(__name__)

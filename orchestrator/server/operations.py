@@ -23,6 +23,8 @@ PROGRESS_EVERY_S = 0.2
 MAX_RUNNING = 16
 MAX_WAITING = 16
 """Operations that may wait for a thread; beyond this number a request is refused."""
+STORED_RESULT = "report"
+"""Key of a stored response. The job store keeps it, so it does not follow the name of the event."""
 Progress = Callable[[int, int], None]
 Call = Callable[[ServiceProtocol, Progress], Any]
 Item = tuple[str, Any]
@@ -98,7 +100,7 @@ class LongOperation:
         item: Item
         try:
             self._check_abandoned()
-            item = ("report", self._result(self._operations.service))
+            item = ("result", self._result(self._operations.service))
         except Exception as e:
             item = ("raised", e)
         with suppress(RuntimeError):  # the server has stopped, and its event loop with it
@@ -111,8 +113,10 @@ class LongOperation:
         stored = service.stored_response(self.key, self.request)
         return (
             stored
-            or service.store_response(self.key, self.request, {"report": self._call(service, self._publish_progress)})
-        )["report"]
+            or service.store_response(
+                self.key, self.request, {STORED_RESULT: self._call(service, self._publish_progress)}
+            )
+        )[STORED_RESULT]
 
     def _check_abandoned(self) -> None:
         """Stop an operation without clients, by raising an error from its progress callback."""
@@ -145,7 +149,7 @@ def operations_of(request: Request) -> LongOperations:
 
 
 def stream_operation(request: Request, key: str, request_body: Any, call: Call) -> AsyncIterator[Item | None]:
-    """Yield the events of `call`: `progress` from time to time, then `report`. Raises its error, and Conflict for a key
+    """Yield the events of `call`: `progress` from time to time, then `result`. Raises its error, and Conflict for a key
     that was used with another request; OperationLimitExceeded before the stream begins, so that the HTTP status can
     still be set.
     """
@@ -162,7 +166,7 @@ async def _stream_once(operations: LongOperations, key: str, request: Any, call:
         return
     stored = await anyio.to_thread.run_sync(operations.service.stored_response, key, request)
     if stored is not None:  # needs no thread of the operations
-        yield "report", stored["report"]
+        yield "result", stored[STORED_RESULT]
         return
     while (operation := operations.by_key.get(key)) is not None and operation.abandoned.is_set():
         async for beat in _heartbeats_until(operation.ended):
@@ -192,5 +196,5 @@ async def _queued_items(queue: "asyncio.Queue[Item]") -> AsyncIterator[Item | No
         if name == "raised":
             raise data
         yield name, data
-        if name == "report":
+        if name == "result":
             return

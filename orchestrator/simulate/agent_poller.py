@@ -70,7 +70,7 @@ class AgentPolling:
         """Post a reply's contents. An unreadable status affects its own attempt only."""
         rng, unreadable_chance = (
             self._server.world.rng,
-            0.0 if self._server.world.healed else self._server.world.faults.spoiled,
+            0.0 if self._server.world.healed else self._server.world.faults.unreadable,
         )
         readable = tuple(r for r in statuses if not unreadable_chance or rng.random() >= unreadable_chance)
         for status in statuses:

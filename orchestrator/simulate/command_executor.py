@@ -51,7 +51,7 @@ class SimulatedExecutor:
                 error = e
             world.from_node(machine, lambda: server._run_in_life(life, finish, (error,)))  # type: ignore[arg-type]
 
-        server.later(limit_s, finish, SimulatedTimeout(f"node {node} gave no answer within {limit_s:.0f} s"))
+        server.later(limit_s, finish, SimulatedTimeout(f"node {node} did not respond within {limit_s:.0f} s"))
         if machine is None:
             server.later(0.05, finish, Refused(f"node {node} has no agent"))
         else:
@@ -98,7 +98,7 @@ class SimulatedExecutor:
         ray = self.world.ray
         if ray.is_away:
             self.server.receive_external(
-                m.ReleaseAnswered(command.reservation_name, "Ray's head does not answer", command.requested_s)
+                m.ReleaseAnswered(command.reservation_name, "Ray's head does not respond", command.requested_s)
             )
             return
         if command.reservation_name not in self.reservations_in_use:
@@ -172,7 +172,7 @@ class SimulatedExecutor:
 
     def _request_nodes(self, command: c.RequestNodes) -> None:
         if self.world.ray.is_away:
-            self.server.receive_external(m.NodeRequestAnswered("Ray's head does not answer"))
+            self.server.receive_external(m.NodeRequestAnswered("Ray's head does not respond"))
             return
         self.world.ray.requested_nodes = len(command.requests)
         self.server.receive_external(m.NodeRequestAnswered())

@@ -39,7 +39,7 @@ class Faults:
     lost: float = 0.0
     doubled: float = 0.0
     slow: float = 0.0
-    spoiled: float = 0.0
+    unreadable: float = 0.0
     secret_missing: float = 0.0
     crash_points: float = 0.0
     fences_fail: float = 0.0
@@ -55,7 +55,7 @@ CHANCES = {
     "lost": 0.03,
     "doubled": 0.05,
     "slow": 0.1,
-    "spoiled": 0.003,
+    "unreadable": 0.003,
     "secret_missing": 0.02,
     "crash_points": 0.002,
     "fences_fail": 0.1,

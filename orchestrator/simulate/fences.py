@@ -30,7 +30,7 @@ class SimulatedFences:
         """Request a change. One per job is in progress at a time; a newer change replaces a waiting one."""
         queue = self._waiting.setdefault(job, [])
         if len(queue) == 2:
-            queue.pop().on_result(0, 0, "a newer change took its place")
+            queue.pop().on_result(0, 0, "a newer change replaced it")
         queue.append(change)
         if len(queue) == 1:
             self._begin(job)

@@ -143,9 +143,7 @@ class InstantFleet(ABC):
                 return
             beyond_few = max(0, len(self.control.records) - FREE_JOBS)
             self.now_s += min(MIN_INTERVAL_S + beyond_few * INTERVAL_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
-        raise PolyfleetError(
-            f"the planner finds no stable plan at {self.now_s:.0f} s", "report this as a bug, with the trace"
-        )
+        raise PolyfleetError(f"the planner finds no stable plan at {self.now_s:.0f} s", "open an issue with the trace")
 
     def _execute(self) -> bool:
         """Execute the commands; return whether an attempt was started or stopped."""

@@ -89,7 +89,7 @@ class SimulatedLaunch:
             if error:
                 self.fail(error)
             elif refused(before):
-                self.fail(f"the fence stands at {before}", newest=before)
+                self.fail(f"the fence is at {before}", newest=before)
             else:
                 self.server.later(world.rng.uniform(0.01, 0.3), self.send)
 

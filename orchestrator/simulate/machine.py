@@ -216,12 +216,12 @@ class SimulatedNode:
         key = f"{order.job}.{order.epoch}.{order.node_rank}"
         newest = self.newest_epochs.get(order.job, 0)
         if newest > order.epoch:
-            raise Refused(f"epoch {order.epoch} of {order.job} is past: this node has seen epoch {newest}", newest)
+            raise Refused(f"epoch {order.epoch} of {order.job} is past: this node's newest is {newest}", newest)
         fence = self.world.ray.fence(order.job)
         if fence is None:
             raise Refused("the fence cannot be read")
         if fence > order.epoch:
-            raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
+            raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence is at {fence}", fence)
         if key in self.attempts or (
             newest == order.epoch and order.node_rank in self.world.removed_parts.get((order.job, order.epoch), ())
         ):

@@ -123,7 +123,7 @@ class FailingNodes:
         maximum = self._size[kind]
         while devices:
             if not maximum:
-                raise PolyfleetError(f"{devices} more devices were allocated than exist", "report this as a bug")
+                raise PolyfleetError(f"{devices} more devices were allocated than exist", "open an issue")
             result = self._free[kind].allocate(min(devices, maximum))
             if result is None:
                 maximum = min(devices, maximum) - 1

@@ -32,7 +32,7 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import SimulatedNode
-from orchestrator.simulate.planted_answers import BUGS, Patch
+from orchestrator.simulate.planted_reply_bugs import BUGS, Patch
 from orchestrator.simulate.ray import SimulatedRay
 from orchestrator.simulate.server import SimulatedServer
 
@@ -59,7 +59,7 @@ def cancel_loses_its_release() -> list[Patch]:
     return [(attempt_stops, "_conclude", conclude)]
 
 
-def launch_answers_dropped() -> list[Patch]:
+def launch_replies_dropped() -> list[Patch]:
     """The result of a launch is lost if it arrives while no fleet is joined."""
 
     def only_if_joined(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
@@ -86,7 +86,7 @@ def no_wait_after_the_fence() -> list[Patch]:
     return [(suspicion, "_expired_reason", certain)]
 
 
-def sisters_lose_their_grace() -> list[Patch]:
+def other_parts_lose_their_grace() -> list[Patch]:
     """In a preempted gang, the first node that has stopped causes the others to be cancelled."""
     return [(attempt_stops, "BROKEN", attempt_stops.BROKEN | {"preempted"})]
 
@@ -145,12 +145,12 @@ def lease_stretched() -> list[Patch]:
     return [(SimulatedNode, "lease_from", lambda machine, reply_number: machine.world.now_s)]
 
 
-def devices_given_twice() -> list[Patch]:
+def devices_allocated_twice() -> list[Patch]:
     """Devices of a running attempt count as free in the next plan."""
     return [(nodes, "allocations", lambda records: {})]
 
 
-def reservations_kept() -> list[Patch]:
+def reservations_not_released() -> list[Patch]:
     """Reservations of an ended attempt are never released."""
     return [(attempt_stops, "retry_releases", lambda draft: None)]
 
@@ -181,9 +181,9 @@ def node_restarted_amid_work() -> list[Patch]:
 PLANTED: dict[str, Callable[[], list[Patch]]] = {
     made.__name__: made
     for made in (
-        *(first_cause_forgotten, cancel_loses_its_release, launch_answers_dropped, silence_never_missed),
-        *(no_wait_after_the_fence, sisters_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
-        *(epochs_used_again, lease_stretched, devices_given_twice, reservations_kept, old_lists_believed),
+        *(first_cause_forgotten, cancel_loses_its_release, launch_replies_dropped, silence_never_missed),
+        *(no_wait_after_the_fence, other_parts_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
+        *(epochs_used_again, lease_stretched, devices_allocated_twice, reservations_not_released, old_lists_believed),
         *(withheld_for_ever, node_restarted_amid_work),
         *BUGS,
     )
@@ -192,30 +192,30 @@ PLANTED: dict[str, Callable[[], list[Patch]]] = {
 FAULTS: dict[str, Callable[[], Faults]] = {
     "first_cause_forgotten": lambda: Faults(power_lost_s=15.0),
     "cancel_loses_its_release": Faults,
-    "launch_answers_dropped": lambda: Faults(head_lost_s=40.0, slow=0.3, cut_both_s=20.0),
+    "launch_replies_dropped": lambda: Faults(head_lost_s=40.0, slow=0.3, cut_both_s=20.0),
     "silence_never_missed": lambda: Faults(agent_stopped_s=20.0),
     "no_wait_after_the_fence": lambda: Faults(cut_both_s=10.0),
-    "sisters_lose_their_grace": lambda: Faults(notice_s=60.0),
+    "other_parts_lose_their_grace": lambda: Faults(notice_s=60.0),
     "submitted_twice": Faults,
     "gang_in_part": Faults,
     "fence_not_raised": lambda: Faults(cut_in_s=8.0),
     "epochs_used_again": lambda: Faults(older_backup_s=60.0, power_lost_s=60.0),
     "lease_stretched": lambda: Faults(cut_out_s=8.0),
-    "devices_given_twice": Faults,
-    "reservations_kept": Faults,
+    "devices_allocated_twice": Faults,
+    "reservations_not_released": Faults,
     "old_lists_believed": lambda: Faults(older_backup_s=60.0, server_killed_s=30.0),
     "withheld_for_ever": lambda: Faults(ray_withholds_s=60.0),
     "node_restarted_amid_work": lambda: Faults(ray_withholds_s=60.0),
     "cut_off_for_ever": lambda: Faults(cut_out_s=6.0),
-    "own_fence_taken_for_anothers": lambda: Faults(ray_away_s=30.0, cut_both_s=10.0),
-    "late_answers_believed": lambda: Faults(doubled=0.2, slow=0.2),
+    "own_fence_mistaken_for_anothers": lambda: Faults(ray_away_s=30.0, cut_both_s=10.0),
+    "late_replies_believed": lambda: Faults(doubled=0.2, slow=0.2),
     "ended_parts_doubted": lambda: Faults(slow=0.3, lost=0.1, cut_out_s=15.0),
-    "stops_begin_anew": lambda: Faults(attempt_frozen_s=5.0),
-    "lowering_asked_for_once": lambda: Faults(cut_out_s=4.0, fences_fail=0.5),
+    "stops_restart": lambda: Faults(attempt_frozen_s=5.0),
+    "lowering_requested_once": lambda: Faults(cut_out_s=4.0, fences_fail=0.5),
     "any_release_believed": lambda: Faults(doubled=0.8, ray_away_s=8.0),
-    "users_error_taken_for_a_lost_node": lambda: Faults(start_refused=0.5),
+    "user_error_mistaken_for_a_lost_node": lambda: Faults(start_refused=0.5),
     "users_error_tried_again": lambda: Faults(secret_missing=1.0),
-    "conflict_taken_for_a_newer_attempt": lambda: Faults(upload_conflicts=0.2),
+    "conflict_mistaken_for_a_newer_attempt": lambda: Faults(upload_conflicts=0.2),
 }
 
 

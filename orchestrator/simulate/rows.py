@@ -17,14 +17,14 @@ MAX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a CSV file. `number`: line number in the file; `cells`: text by column."""
+    """A row of a CSV file. `number`: line number in the file; `texts`: text by column."""
 
     file: str
     number: int
-    cells: dict[str, str]
+    texts: dict[str, str]
 
     def text(self, field: str) -> str:
-        return self.cells[field].strip()
+        return self.texts[field].strip()
 
     def error(self, field: str, message: str, remedy: str) -> UserError:
         return UserError(f"{self.file}, row {self.number}, {field}: {message}", remedy)
@@ -32,7 +32,7 @@ class Row:
     def number_of(
         self, field: str, *, above_zero: bool = False, blank: float = math.nan, most: float = math.inf
     ) -> float:
-        """A finite number of at least 0. An empty cell is `blank`, by default an error."""
+        """A finite number of at least 0. An empty value is `blank`, by default an error."""
         text = self.text(field)
         value = _float(text) if text else blank
         if value > most:
@@ -61,17 +61,17 @@ def rows(path: Path, columns: tuple[str, ...], kinds: tuple[str, ...] = ()) -> I
     """
     reader = csv.reader(io.StringIO(read_text(path, "CSV", MAX_FILE_BYTES), newline=""), strict=True)
     try:
-        header = [cell.strip() for cell in next(reader, [])]
+        header = [name.strip() for name in next(reader, [])]
         _check_header(path, header, columns, kinds)
         count = 0
-        for cells in reader:
-            if not cells:
+        for texts in reader:
+            if not texts:
                 continue
-            if len(cells) != len(header):
-                message = f"{path.name}, row {reader.line_num}: {len(cells)} fields, the header has {len(header)}"
+            if len(texts) != len(header):
+                message = f"{path.name}, row {reader.line_num}: {len(texts)} fields, the header has {len(header)}"
                 raise UserError(message, "write one value for each column")
             count += 1
-            yield Row(path.name, reader.line_num, dict(zip(header, cells, strict=True)))
+            yield Row(path.name, reader.line_num, dict(zip(header, texts, strict=True)))
     except csv.Error as e:
         raise UserError(f"{path.name}, row {reader.line_num}: not CSV: {e}", "write comma-separated values") from None
     if not count:
@@ -79,9 +79,9 @@ def rows(path: Path, columns: tuple[str, ...], kinds: tuple[str, ...] = ()) -> I
 
 
 def _check_header(path: Path, header: list[str], columns: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    for column in columns:
-        if column not in header:
-            raise UserError(f"{path.name}, row 1: no column {column!r}", f"its columns: {', '.join(header) or 'none'}")
+    for name in columns:
+        if name not in header:
+            raise UserError(f"{path.name}, row 1: no column {name!r}", f"its columns: {', '.join(header) or 'none'}")
     measured = [name.removesuffix(RATE) for name in header if name.endswith(RATE)]
     for kind in kinds:
         if kind not in measured:

@@ -230,7 +230,7 @@ class SimulatedServer:
             return m.Tick(problem="no fleet is up")
         running = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
         recorded = frozenset(machine.label for machine in self.world.machines if machine not in self.world.grown)
-        trouble = "Ray's head does not answer" if self.world.ray.is_away else ""
+        trouble = "Ray's head does not respond" if self.world.ray.is_away else ""
         fields: dict[str, Any] = {"expected": running, "recorded": recorded, "restarts_nodes": True}
         return m.Tick(problem=trouble, groups=self.world.groups, **fields)
 

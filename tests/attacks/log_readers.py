@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.runtime.kept_logs import LogCopies
+from orchestrator.runtime.log_copies import LogCopies
 from orchestrator.runtime.logs import JobLogs
 
 Node = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))["Node"]

@@ -51,7 +51,7 @@ def test_a_host_has_the_head_which_comes_back_with_its_cluster_and_down_leaves_n
     seen = ticks(led, job)
     wait(lambda: ticks(led, job) > seen)
     led.user("node", "resume", "far-m2")
-    assert led.user.ran("hostname") == "m2", "its keeper has started the head again"
+    assert led.user.ran("hostname") == "m2", "its watchdog has started the head again"
 
     led.m2.power_off()
     seen = ticks(led, job)

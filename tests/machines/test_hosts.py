@@ -165,7 +165,7 @@ def test_a_second_up_changes_nothing_and_restarts_what_is_missing(whole: Fleet):
     assert {machine.name: whole.raylet(machine) for machine in (whole.m2, whole.m3)} == before
 
 
-def test_a_keeper_starts_a_node_again_that_has_ended(whole: Fleet):
+def test_a_watchdog_starts_a_node_again_that_has_ended(whole: Fleet):
     before = whole.raylet(whole.m2)
     whole.m2.run(["kill", "-9", before])
     wait(lambda: whole.raylet(whole.m2) not in ("", before))

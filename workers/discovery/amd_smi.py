@@ -90,7 +90,7 @@ def energy_reader(address: str) -> tuple[str, Callable[[], float] | None]:
 
         smi.amdsmi_init()
     except Exception as e:  # as in `query`
-        return f"AMD SMI reports no energy: {e}", None
+        return f"AMD SMI has no energy counter: {e}", None
     return energy_counter(smi, address)
 
 
@@ -100,7 +100,7 @@ def energy_counter(smi: Any, address: str) -> tuple[str, Callable[[], float] | N
         handle = smi.amdsmi_get_processor_handle_from_bdf(address)
         smi.amdsmi_get_energy_count(handle)
     except smi.AmdSmiException as e:
-        return f"AMD SMI reports no energy: {e}", None
+        return f"AMD SMI has no energy counter: {e}", None
 
     def joules() -> float:
         reply = smi.amdsmi_get_energy_count(handle)

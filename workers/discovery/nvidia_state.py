@@ -27,7 +27,7 @@ def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
         card = pynvml.nvmlDeviceGetHandleByUUID(_as_nvml(uuid))
         pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
     except pynvml.NVMLError as e:
-        return f"NVML reports no energy: {e}", None
+        return f"NVML has no energy counter: {e}", None
     return "NVML total energy", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3
 
 

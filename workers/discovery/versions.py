@@ -93,7 +93,7 @@ def _suits_vendor(row: Vendor, build: TorchBuild, installed: dict[str, str]) -> 
 
 def _wrong_build(backend: str, kinds: list[str], problem: str) -> Finding:
     return Finding(
-        "error", backend, f"{', '.join(dict.fromkeys(kinds))} found, but {problem}",
+        "error", backend, f"{', '.join(dict.fromkeys(kinds))} is present, but {problem}",
         f"give the pool an environment with the {backend!r} extra",
     )  # fmt: skip
 

@@ -109,7 +109,7 @@ class Kernels(KernelBackend):
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if isinstance(error, (MemoryError, self.driver.cl.MemoryError)):
             return KernelsFailed(self.name, f"the device is out of memory: {reason}", "call it on fewer rows at a time")
-        return KernelsFailed(self.name, reason, "use kernels 'torch', and report the driver and the call to us")
+        return KernelsFailed(self.name, reason, "use kernels 'torch', and open an issue with the driver and the call")
 
     # Launches
 

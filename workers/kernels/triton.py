@@ -71,7 +71,7 @@ class Kernels(TritonGradients, KernelBackend):
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if isinstance(error, torch.OutOfMemoryError):
             return KernelsFailed(self.name, reason, "call it on fewer rows at a time")
-        return KernelsFailed(self.name, reason, "use kernels 'torch', and report the call and the device to us")
+        return KernelsFailed(self.name, reason, "use kernels 'torch', and open an issue with the call and the device")
 
     def rows(self, operation: str, columns: int) -> Config:
         """Return the configuration for rows of `columns` values."""

@@ -41,20 +41,20 @@ def built(name: str) -> str:
 
 def triton() -> str:
     if find_spec("triton") is None:
-        return "the package triton is not installed in this environment"
+        return "triton is not installed in this environment"
     has_gpu = torch().cuda.is_available() or torch().xpu.is_available()
     return "" if has_gpu else "triton compiles for GPUs, but torch sees none"
 
 
 def nki() -> str:
     if find_spec("neuronxcc") is None:
-        return "the package neuronx-cc, which contains NKI, is not installed in this environment"
+        return "neuronx-cc, which contains NKI, is not installed in this environment"
     return "" if find_spec("neuronxcc.nki") else "the installed neuronx-cc does not contain NKI"
 
 
 def opt_einsum() -> str:
     is_available = importlib.import_module("torch.backends.opt_einsum").is_available()
-    return "" if is_available else "the package opt_einsum is not installed in this environment"
+    return "" if is_available else "opt_einsum is not installed in this environment"
 
 
 def mha() -> str:

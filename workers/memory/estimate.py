@@ -23,7 +23,7 @@ class MemoryEstimate:
                  state, workspace, and activations or, at the optimizer's step, gradients.
     activations  in training what forward saves for backward; in inference inputs, outputs and everything between.
     workspace    additional bytes at that moment: gradients of activations, temporaries of the optimizer.
-    found_by     method: what was traced or which formulas were used, and what they leave out.
+    method       what was traced or which formulas were used, and what they leave out.
 
     Never included: the process and its libraries, scratch memory of kernels, an allocator's fragmentation and caches.
     """
@@ -36,12 +36,12 @@ class MemoryEstimate:
     workspace_bytes: int = 0
     total_bytes: int = 0
     peak: str = "forward"
-    found_by: str = ""
+    method: str = ""
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimizer_state", "activations", "kv_cache", "workspace")
         sizes = ", ".join(f"{p.replace('_', ' ')} {_size(n)}" for p in parts if (n := getattr(self, f"{p}_bytes")))
-        return f"{_size(self.total_bytes)} at its peak, in {self.peak} ({sizes}); {self.found_by}"
+        return f"{_size(self.total_bytes)} at its peak, in {self.peak} ({sizes}); {self.method}"
 
 
 def _size(count: int) -> str:

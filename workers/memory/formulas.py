@@ -20,7 +20,7 @@ def estimate(
     if not training:
         live, cached = int(tokens * shape.live_per_token * element), int(tokens * shape.cached_per_token * element)
         return MemoryEstimate(
-            weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=METHOD
+            weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, method=METHOD
         )
     rule = find_optimizer(optimizer) if optimizer is not None else OptimizerFacts("", 0, 0)
     saved = int(tokens * shape.saved_per_token * element)
@@ -51,7 +51,7 @@ def _training(weights: int, state: int, saved: int, backward: int, step: int) ->
         workspace_bytes=step if in_step else backward,
         total_bytes=weights + state + max(at_backward, at_step),
         peak="step" if in_step else "backward",
-        found_by=METHOD,
+        method=METHOD,
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def _infer(model: nn.Module, inputs: Sample, xla: bool) -> MemoryEstimate:
         activations_bytes=activations,
         workspace_bytes=view_bytes,
         total_bytes=weights_bytes + activations + view_bytes,
-        found_by=method,
+        method=method,
     )
 
 
@@ -166,7 +166,7 @@ def _eager(weights: int, state: int, traced: TracedBytes) -> MemoryEstimate:
     accounted = weights + state + (traced.gradients if peak == "step" else traced.saved)
     return MemoryEstimate(
         weights, traced.gradients, state, traced.saved,
-        workspace_bytes=max(total - accounted, 0), total_bytes=total, peak=peak, found_by=TRACED,
+        workspace_bytes=max(total - accounted, 0), total_bytes=total, peak=peak, method=TRACED,
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def _compiled(weights: int, state: int, traced: TracedBytes) -> MemoryEstimate:
         weights, traced.gradients, state, traced.saved,
         workspace_bytes=max(traced.view_gradients + temporaries - traced.saved, 0),
         total_bytes=weights + state + traced.gradients + traced.view_gradients + max(temporaries, traced.saved),
-        peak="step", found_by=COMPILED,
+        peak="step", method=COMPILED,
     )  # fmt: skip
 
 

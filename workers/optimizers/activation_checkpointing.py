@@ -62,5 +62,5 @@ def _usable_bytes(context: PassContext) -> int:
         return context.memory_bytes
     free = context.backend.get_memory_stats()["free_bytes"]
     if free is None:
-        raise SkipPass("this device does not report its free memory")
+        raise SkipPass("this device does not expose its free memory")
     return int(free * USABLE_SHARE)

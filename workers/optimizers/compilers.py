@@ -135,4 +135,4 @@ def _missing_compiler_reason(device_type: str) -> str:
         names = [os.environ.get("CXX", ""), "g++", "clang++"]
         has_compiler = any(n and shutil.which(n) for n in names)
         return "" if has_compiler else "inductor needs a C++ compiler (g++ or clang++) on this node"
-    return "" if importlib.util.find_spec("triton") else "inductor needs the package triton in this environment"
+    return "" if importlib.util.find_spec("triton") else "inductor needs triton in this environment"

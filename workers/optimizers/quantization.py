@@ -40,7 +40,7 @@ def _quantize(model: nn.Module, context: PassContext, configuration: str) -> nn.
     if context.sample is None:
         raise SkipPass("cannot be checked without a sample input")
     if find_spec("torchao") is None:
-        raise SkipPass("needs the package torchao: install the extra 'quantize' in this environment")
+        raise SkipPass("needs torchao: install the extra 'quantize' in this environment")
     expected = outputs(model, context.sample)
     with _silence_torchao():
         ao: Any = __import__("torchao.quantization", fromlist=["quantize_"])

@@ -170,7 +170,7 @@ def _choose_device(config: PolyfleetConfig, priority: Sequence[str], rates: Mapp
         if not reasons[device.backend]:
             return device.backend, torch_index(device)
     causes = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise BackendUnavailable("auto", causes or "no device was found", config.backends)
+    raise BackendUnavailable("auto", causes or "no device is available", config.backends)
 
 
 def torch_index(device: DeviceInfo) -> int:

@@ -40,7 +40,7 @@ def sample(entry: str, batch_size: int) -> Sample:
     makers = {"input_ids": _tokens, "pixel_values": _images, "input_features": _mel, "input_values": _sound}
     if name not in makers:
         raise UserError(
-            f"the input {name} of {config.model_type} has no known shape",
+            f"the input {name} of {config.model_type} has no fixed shape",
             "write a function that creates the model, with sample_input(batch_size) beside it",
         )
     inputs = {name: makers[name](config, batch_size)}

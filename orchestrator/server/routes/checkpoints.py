@@ -49,7 +49,7 @@ async def plan(
 
 @router.post("/copy")
 async def copy(body: CopyBody, request: Request, key: Key) -> Response:
-    """Copy a checkpoint. Events: `progress` {done_bytes, total_bytes}, then `report` or `error`. Closing the connection
+    """Copy a checkpoint. Events: `progress` {done_bytes, total_bytes}, then `result` or `error`. Closing the connection
     stops the copy.
     """
 

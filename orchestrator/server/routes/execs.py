@@ -30,8 +30,8 @@ async def start(ref: str, body: Command, request: Request) -> Response:
     return await run(request, ref, command)
 
 
-@router.post("/execs/{known}/input")
-async def give(known: ExecId, body: Input, request: Request, service: Service) -> Response:
+@router.post("/execs/{exec_id}/input")
+async def give(exec_id: ExecId, body: Input, request: Request, service: Service) -> Response:
     """Send input to the command: {"taken": bytes accepted so far, "closed": it accepts no more}. Send bytes that were
     not accepted again.
     """
@@ -39,18 +39,18 @@ async def give(known: ExecId, body: Input, request: Request, service: Service) -
         data = base64.b64decode(body.data, validate=True)
     except (binascii.Error, ValueError):
         raise SpecError("data", "is not base64", "encode the bytes as in RFC 4648") from None
-    return json_response(await exec_threads(request).call(service.exec_write, known, body.offset, data, body.end))
+    return json_response(await exec_threads(request).call(service.exec_write, exec_id, body.offset, data, body.end))
 
 
-@router.post("/execs/{known}/size")
-async def resize(known: ExecId, body: Size, request: Request, service: Service) -> Response:
+@router.post("/execs/{exec_id}/size")
+async def resize(exec_id: ExecId, body: Size, request: Request, service: Service) -> Response:
     """Set the size of the command's terminal."""
-    await exec_threads(request).call(service.exec_resize, known, body.rows, body.columns)
+    await exec_threads(request).call(service.exec_resize, exec_id, body.rows, body.columns)
     return json_response({})
 
 
-@router.post("/execs/{known}/end")
-async def end(known: ExecId, request: Request, service: Service) -> Response:
+@router.post("/execs/{exec_id}/end")
+async def end(exec_id: ExecId, request: Request, service: Service) -> Response:
     """Stop the command: SIGHUP, and SIGKILL 2 s later. A command that has ended is not changed."""
-    await exec_threads(request).call(service.exec_close, known)
+    await exec_threads(request).call(service.exec_close, exec_id)
     return json_response({})

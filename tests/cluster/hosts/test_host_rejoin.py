@@ -37,7 +37,7 @@ class Clock:
         return self.rejoins.check(ready)
 
 
-def test_a_node_that_is_away_for_a_moment_is_left_to_its_keeper(away):
+def test_a_node_that_is_away_for_a_moment_is_left_to_its_watchdog(away):
     away.at(0)
     assert away.at(AWAY_S - 1).started == ()
     away.at(AWAY_S, ready=["far-b"])

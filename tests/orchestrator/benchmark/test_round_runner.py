@@ -132,7 +132,7 @@ def test_a_session_that_dies_between_opening_and_rounds_costs_the_case_it_opened
 
 
 def test_a_lost_column_is_lost_for_the_run_and_the_others_go_on():
-    column = Scripted("b", trouble={("run", 2): TargetLost("its node is lost: Ray reports the node dead")})
+    column = Scripted("b", trouble={("run", 2): TargetLost("its node is lost: Ray marked the node dead")})
     lines = conduct([Scripted("a"), column], cases=["rmsnorm", "softmax"])
     told = [line for line in lines if line["line"] == "result" and line["target"] == "b"]
     assert [cell["status"] for cell in told] == ["lost", "lost"]

@@ -151,7 +151,7 @@ def test_all_jobs_are_as_many_as_there_are(here, live, job):
 def test_the_inventory_tells_kind_memory_and_state(here, live):
     live.fleet.lose(live.service, "xla-0")
     table = here("inventory").stdout
-    assert "lost: Ray reports the node dead" in table
+    assert "lost: Ray marked the node dead" in table
     assert "23.5 GiB" in table
     backends = {row["backend"]: row for row in json.loads(here("backends", "-o", "json").stdout)}
     assert backends["nvidia"]["available"] is False

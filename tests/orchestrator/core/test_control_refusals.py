@@ -146,7 +146,7 @@ def test_what_waits_for_a_lost_node_names_it_and_later_what_it_lacks(two, w):
     waits_for_v(two, w)
     leaves(two, "v")
     two.hear_all("a", seconds=4)
-    lost = "node v is lost: Ray reports the node dead"
+    lost = "node v is lost: Ray marked the node dead"
     assert two.control.plan.why_not["j"] == {
         (0, "a/cpu"): "is of kind cpu, but the job accepts tpu:v5e",
         (0, "v/tpu:v5e"): lost,

@@ -65,14 +65,14 @@ def test_calls_into_ray_that_wait_are_named_with_their_age():
 
 def test_lost_and_silent_nodes_are_told_starting_ones_get_their_time():
     nodes = (
-        NodeHealth("a", "Ray reports the node dead", True, 60.0),
+        NodeHealth("a", "Ray marked the node dead", True, 60.0),
         NodeHealth("b", "", True, 11.0),
         NodeHealth("c", "", False, 11.0),
         NodeHealth("d", "", False, 61.0),
         NodeHealth("e", "", True, 1.0),
     )
     assert said(replace(WELL, nodes=nodes)) == [
-        ("a", "error", "node", "lost: Ray reports the node dead"),
+        ("a", "error", "node", "lost: Ray marked the node dead"),
         ("b", "warning", "agent", "its agent has not answered for 11 s"),
         ("d", "warning", "agent", "its agent has not answered for 61 s"),
     ]

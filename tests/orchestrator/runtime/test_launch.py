@@ -54,7 +54,7 @@ def test_a_node_that_has_not_reported_yet_is_waited_for(live, checkpoint):
 
 
 def test_the_only_node_of_the_pool_is_waited_for_when_it_was_lost_and_when_nobody_remembers_it(live, checkpoint):
-    for nodes in (without(live, "cpu-0", lost_reason="Ray reports the node dead"), {"cpu-0": None}):
+    for nodes in (without(live, "cpu-0", lost_reason="Ray marked the node dead"), {"cpu-0": None}):
         told = launched(live, checkpoint, **nodes)
         assert told.kind == "launch" and "no node of pool 'cpu' is up" in told.message
 
@@ -148,14 +148,14 @@ def test_where_nodes_share_a_storage_nothing_is_copied(live, checkpoint):
 
 
 def test_a_checkpoint_that_lies_on_a_lost_node_is_named_where_the_job_begins_anew(live, checkpoint):
-    found = brought(live, **second_of_cpu(live, lost_reason="Ray reports the node dead"))
+    found = brought(live, **second_of_cpu(live, lost_reason="Ray marked the node dead"))
     assert found.checkpoint is None
     assert found.missed == "the newest checkpoint (step 12) is on cpu-0, which cannot be reached"
 
 
 def test_a_job_that_waits_for_what_was_cut_off_waits_for_its_checkpoint_too(live, checkpoint):
     with pytest.raises(FleetError, match=r"is on cpu-0, .*on_disconnect is wait"):
-        brought(live, patient=True, **second_of_cpu(live, lost_reason="Ray reports the node dead"))
+        brought(live, patient=True, **second_of_cpu(live, lost_reason="Ray marked the node dead"))
 
 
 def test_a_node_that_does_not_answer_is_not_asked_for_checkpoints(live, checkpoint):

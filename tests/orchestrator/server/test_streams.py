@@ -214,7 +214,7 @@ def test_a_copy_tells_its_progress_and_ends_with_the_report(live, checkpoint):
     with live.http as client, copy(client, checkpoint, "xla:b") as response:
         got = list(events(response))
     name, report = got[-1]
-    assert (name, report["target"]) == ("report", "xla:b/step-00000012-adeb0f13")
+    assert (name, report["target"]) == ("result", "xla:b/step-00000012-adeb0f13")
     assert ("progress", {"done_bytes": report["bytes"], "total_bytes": report["bytes"]}) in got
 
 
@@ -280,7 +280,7 @@ def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_rep
         again = thread.submit(asked, live, "cpu:a", "key")
         wait_for(lambda: live.app.state.streams.open == 1)
         slow.go_on.set()
-        assert again.result(20) == [("report", {"run": 1})]
+        assert again.result(20) == [("result", {"run": 1})]
     assert (slow.runs, found.by_key, found.count) == (["cpu:a"], {}, 0)
 
 

@@ -32,7 +32,7 @@ def test_an_amd_card_counts_in_units_of_its_resolution():
 
 def test_a_virtual_guest_has_no_counter_and_says_why():
     assert amd_smi.energy_counter(ReconstructedSmi(guest=True), "0000:c1:00.0") == (
-        "AMD SMI reports no energy: AMDSMI_STATUS_NOT_SUPPORTED", None,
+        "AMD SMI has no energy counter: AMDSMI_STATUS_NOT_SUPPORTED", None,
     )  # fmt: skip
 
 

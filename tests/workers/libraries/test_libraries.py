@@ -102,7 +102,7 @@ def test_the_configuration_enables_and_disables():
     ("given", "said"),
     [
         ({"disabled": ["onednm"]}, "unknown library 'onednm'; did you mean 'onednn'"),
-        ({"enabled": ["nki"]}, "Neuron Kernel Interface cannot be used here: the package neuronx-cc"),
+        ({"enabled": ["nki"]}, "Neuron Kernel Interface cannot be used here: neuronx-cc"),
         ({"disabled": ["mkl"]}, "mkl cannot be switched in a running process"),
         ({"enabled": ["mha"], "disabled": ["mha"]}, "mha is both enabled and disabled"),
     ],

@@ -166,7 +166,7 @@ class Driver:
             raise KernelsFailed(
                 "opencl",
                 f"{self.device.name} does not build opencl_{program}.cl: {_first_error(str(e))}",
-                "use kernels 'torch', and report the driver and its version to us",
+                "use kernels 'torch', and open an issue with the driver and its version",
             ) from e
 
     def _files(self, program: str) -> list[str]:

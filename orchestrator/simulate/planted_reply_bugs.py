@@ -23,7 +23,7 @@ def cut_off_for_ever() -> list[Patch]:
     return [(LiveAttempt, "end_cut_off", lambda live, now_s: live)]
 
 
-def own_fence_taken_for_anothers() -> list[Patch]:
+def own_fence_mistaken_for_anothers() -> list[Patch]:
     """After joining a cluster again, a fence that this server raised is mistaken for that of another one."""
 
     def rejoined(draft: Draft) -> None:
@@ -38,7 +38,7 @@ def own_fence_taken_for_anothers() -> list[Patch]:
     return [(suspicion, "rejoined", rejoined), (suspicion, "_own_fence_read", read)]
 
 
-def late_answers_believed() -> list[Patch]:
+def late_replies_believed() -> list[Patch]:
     """An older reply of a node that arrives late overwrites a newer one."""
     return [(attempt_reports, "_is_late", lambda draft, part, report, beat: False)]
 
@@ -57,7 +57,7 @@ def ended_parts_doubted() -> list[Patch]:
     return [(attempt_stops, "_after_failed_launch", after)]
 
 
-def stops_begin_anew() -> list[Patch]:
+def stops_restart() -> list[Patch]:
     """Each repeated stop request resets the time since when an attempt should stop."""
     original = attempt_stops._request_stop
 
@@ -71,7 +71,7 @@ def stops_begin_anew() -> list[Patch]:
     return [(attempt_stops, "_request_stop", request_stop)]
 
 
-def lowering_asked_for_once() -> list[Patch]:
+def lowering_requested_once() -> list[Patch]:
     """A fence that could not be lowered at once is never lowered."""
     return [(suspicion, "_lower_again", lambda draft, live: live)]
 
@@ -86,7 +86,7 @@ def any_release_believed() -> list[Patch]:
     return [(control, "HANDLERS", control.HANDLERS | {m.ReleaseAnswered: released})]
 
 
-def users_error_taken_for_a_lost_node() -> list[Patch]:
+def user_error_mistaken_for_a_lost_node() -> list[Patch]:
     """A user's error on one node of a gang is treated like a lost node: it explains all other ends."""
     original = attempt_outcome._cause_rank
 
@@ -124,7 +124,7 @@ def users_error_tried_again() -> list[Patch]:
     return [(retry, "decide_retry", after)]
 
 
-def conflict_taken_for_a_newer_attempt() -> list[Patch]:
+def conflict_mistaken_for_a_newer_attempt() -> list[Patch]:
     """A launch that conflicts with another upload of its code reports that its own epoch had already run."""
     original = launch.SimulatedLaunch._failed
 
@@ -138,7 +138,7 @@ def conflict_taken_for_a_newer_attempt() -> list[Patch]:
 
 
 BUGS = (
-    *(cut_off_for_ever, own_fence_taken_for_anothers, late_answers_believed, ended_parts_doubted, stops_begin_anew),
-    *(lowering_asked_for_once, any_release_believed, users_error_taken_for_a_lost_node, users_error_tried_again),
-    conflict_taken_for_a_newer_attempt,
+    *(cut_off_for_ever, own_fence_mistaken_for_anothers, late_replies_believed, ended_parts_doubted, stops_restart),
+    *(lowering_requested_once, any_release_believed, user_error_mistaken_for_a_lost_node, users_error_tried_again),
+    conflict_mistaken_for_a_newer_attempt,
 )

@@ -14,8 +14,8 @@ from log_readers import Direct, Node, lines, reader, record
 
 from cluster.errors import FleetError
 from orchestrator.core.commands import RemoveFiles
-from orchestrator.runtime import kept_logs
-from orchestrator.runtime.kept_logs import LogCopies
+from orchestrator.runtime import log_copies
+from orchestrator.runtime.log_copies import LogCopies
 from orchestrator.runtime.log_preservation import TRIES, LogPreservation
 
 
@@ -49,9 +49,9 @@ def test_a_kept_log_reads_as_on_its_node_which_is_asked_no_more(node, agents, tm
 
 
 def test_of_a_long_log_the_beginning_and_the_end_are_kept_and_the_gap_is_told(node, agents, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_logs, "MAX_LOG_BYTES", 100_000)
-    monkeypatch.setattr(kept_logs, "FIRST_BYTES", 20_000)
-    monkeypatch.setattr(kept_logs, "PAGE_BYTES", 7_000)
+    monkeypatch.setattr(log_copies, "MAX_LOG_BYTES", 100_000)
+    monkeypatch.setattr(log_copies, "FIRST_BYTES", 20_000)
+    monkeypatch.setattr(log_copies, "PAGE_BYTES", 7_000)
     ran(node, "seq", "20000")
     LogCopies(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     texts = [line["text"] for line in lines(reader(agents, tmp_path / "kept"), record())]
