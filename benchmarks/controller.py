@@ -85,7 +85,7 @@ class Turns:
 
     def __init__(self, runtime: Any):
         self.seconds: list[float] = []
-        self._turn, runtime._turn = runtime._turn, self
+        self._turn, runtime._cycle = runtime._cycle, self
         self.profiler: Any = None
 
     def __call__(self) -> None:

@@ -198,7 +198,7 @@ def timed(samples: Samples, cases: dict[str, str], calls: list[Callable[[], Any]
 
 
 def tail_by_agent(agent: Any) -> None:
-    found = agent.log_tail("long", 1, 0, 5)
+    found = agent.log_tail_range("long", 1, 0, 5)
     assert agent.logs("long", 1, 0, found["start"], 1 << 20)["data"].count("\n") == 5
 
 

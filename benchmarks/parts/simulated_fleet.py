@@ -88,12 +88,12 @@ class Call:
 class Joined:
     """In place of runtime/ray_link.py: always in the fleet's cluster."""
 
-    holding = ""
+    hold_reason = ""
 
     def __init__(self) -> None:
         self.fleet: FleetRecord | None = None
 
-    def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
+    def update(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
         self.fleet = FleetRecord("fleet", "up", "10.0.0.1:6379", "", 0.0, "", pools={"h100": {}})
         return ""
 

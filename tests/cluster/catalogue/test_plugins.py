@@ -84,7 +84,7 @@ def test_a_distributions_vendor_stands_beside_ours_in_fleets_jobs_and_words(toy_
         ),
         (
             *("models.csv", ",t1,8,1,", ",t1,8,"),
-            "distribution toy-vendor: models.csv, line 2, field 'bf16_tflops': the line has 7 cells, the header has 8",
+            "distribution toy-vendor: models.csv, line 2, field 'bf16_tflops': the line has 7 fields, the header has 8",
         ),
         (
             *("architectures.csv", ",yes,", ",some,"),

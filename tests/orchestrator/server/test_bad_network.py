@@ -187,14 +187,14 @@ def test_a_client_killed_at_any_time_leaves_nothing_behind(waiting, start, tmp_p
 
 
 def test_a_request_refused_for_the_moment_is_sent_again_a_few_times(live, monkeypatch):
-    monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 0)
+    monkeypatch.setattr("orchestrator.server.guard.MAX_CONCURRENT_REQUESTS", 0)
     told = []
     with http.Client(live.address, live.token, live.home, told.append) as client:
 
         def pause(pause_s, error):
             told.append((pause_s, type(error).__name__))
             if len(told) == 2:
-                monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 100)
+                monkeypatch.setattr("orchestrator.server.guard.MAX_CONCURRENT_REQUESTS", 100)
 
         monkeypatch.setattr(client, "_pause", pause)
         assert client.jobs() == []
@@ -202,7 +202,7 @@ def test_a_request_refused_for_the_moment_is_sent_again_a_few_times(live, monkey
 
 
 def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, monkeypatch):
-    monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 1)
+    monkeypatch.setattr("orchestrator.server.guard.MAX_CONCURRENT_REQUESTS", 1)
     asked, go_on = threading.Event(), threading.Event()
 
     def slow():
@@ -249,12 +249,12 @@ def test_an_upload_that_is_refused_for_the_moment_is_sent_again_from_its_start(l
 
         def request(method, path, **options):
             if method == "PUT" and not pauses:
-                monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 0)
+                monkeypatch.setattr("orchestrator.server.guard.MAX_CONCURRENT_REQUESTS", 0)
             return sent(method, path, **options)
 
         def pause(pause_s, error):
             pauses.append(pause_s)
-            monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 100)
+            monkeypatch.setattr("orchestrator.server.guard.MAX_CONCURRENT_REQUESTS", 100)
 
         monkeypatch.setattr(client, "_request", request)
         monkeypatch.setattr(client, "_pause", pause)

@@ -57,7 +57,7 @@ def test_a_database_server_that_hangs_is_an_error_within_seconds_and_then_goes_o
 
     def submit(key, with_key=True):
         try:
-            store.once(key if with_key else "", "digest", lambda: StoredResponse({"id": key}, life(key)))
+            store.idempotent(key if with_key else "", "digest", lambda: StoredResponse({"id": key}, life(key)))
             acked.append(key)
         except FleetError as e:
             assert any(word in str(e) for word in ("timeout", "connection", "has not finished earlier writes"))

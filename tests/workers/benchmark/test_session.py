@@ -151,8 +151,8 @@ def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
         while not (tmp_path / session_server.ADDRESS).exists():
             served.join(0.01)
         assert session_server.request(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
-        with pytest.raises(UserError, match="unknown request 'opn' to a session; did you mean 'open'"):
-            session_server.request(tmp_path, {"do": "opn"}, 30)
+        with pytest.raises(UserError, match="unknown request 'rum' to a session; did you mean 'run'"):
+            session_server.request(tmp_path, {"do": "rum"}, 30)
         session_server.request(tmp_path, {"do": "end"}, 30)
         served.join(10)
         assert said == ["ended"]

@@ -88,7 +88,7 @@ def test_an_unknown_name_is_told_the_nearest_also_among_fallbacks():
 
 
 def test_what_is_absent_raises_with_its_reason_and_a_fallback_takes_its_place(outside, caplog):
-    with pytest.raises(KernelsUnavailable, match="its chip is not here; `polyfleet backends --kernels` tells"):
+    with pytest.raises(KernelsUnavailable, match="its chip is not here; run `polyfleet backends --kernels`"):
         init_kernels("absent")
     with caplog.at_level("WARNING", "polyfleet"):
         found = init_kernels("absent", fallback=["broken", "toy"])

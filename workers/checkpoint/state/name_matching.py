@@ -81,7 +81,7 @@ def _rename_stored(entry: str, stored: list[str], live_names: dict[str, int], re
         result = fit(stored, live_names)
     except AmbiguousNamesError as e:
         raise CheckpointError(
-            f"entry {entry!r}: the stored names fit the live model in several ways: {e}",
+            f"entry {entry!r}: the stored names match the live model more than once: {e}",
             "build the model under the names it was saved with",
         ) from None
     if result is None:
