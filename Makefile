@@ -18,14 +18,14 @@
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-LOCK := cluster/locks/main.txt
+LOCK := cluster/environments/locks/main.txt
 BIN := .venv/bin
 # The environment is made anew when the lock or the project's own metadata change.
 STAMP := .venv/made-from-$(firstword $(shell cat $(LOCK) pyproject.toml | cksum))
 
 # pip, with its progress in a few lines: which package of how many, the large downloads with their sizes.
 PACKAGES := $(shell grep -c == $(LOCK))
-TELLING := $(BIN)/python -m cluster.pip_progress
+TELLING := $(BIN)/python -m cluster.environments.pip_progress
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
 # What a test run and the demo print, and how long they take, must not depend on the caller's shell: without bytecode
@@ -56,7 +56,7 @@ test test-all flaky chaos: environment second-environment
 SEED ?= 0
 EVENTS ?= 10000000
 simulate: environment
-	$(BIN)/python -m orchestrator.simulate --seed $(SEED) --events $(EVENTS) --keep-going
+	$(BIN)/python -m tests.simulator --seed $(SEED) --events $(EVENTS) --keep-going
 
 fuzz: environment
 	$(BIN)/python tests/attacks/fuzz_campaign.py $(FUZZ)

@@ -32,9 +32,9 @@ from torch import nn
 
 from workers import native
 from workers.checkpoint import load, open_checkpoint, save
-from workers.checkpoint.background_saver import BackgroundSaver
-from workers.checkpoint.disk import passes
+from workers.checkpoint.conversion import passes
 from workers.checkpoint.disk.buffers import allocate_aligned
+from workers.checkpoint.saving.background_saver import BackgroundSaver
 
 CHUNK = 8 << 20
 GROUPS = ["saves", "warm", "cold", "opens", "asynchronous", "converts"]

@@ -23,7 +23,7 @@ import numpy as np
 from parts import machine
 
 from orchestrator.core import roofline
-from orchestrator.core.planner.completion import estimate_rates
+from orchestrator.core.plan.arrays.completion import estimate_rates
 
 KINDS = ("v100", "p100", "k80")
 FIGURES = ((900.0, 15.7), (732.2, 10.61), (240.0, 4.37))

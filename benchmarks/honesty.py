@@ -30,11 +30,12 @@ from parts import machine
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.benchmark import Timer as TorchTimer
 
-from workers import backends
-from workers.benchmark import host, statistics
+from workers.benchmark import host
 from workers.benchmark.measurement import block_shape, warm_up
-from workers.benchmark.statistics import Verdict, verdict
-from workers.benchmark.timing import Timer
+from workers.devices import backends
+from workers.measurement import statistics
+from workers.measurement.statistics import Verdict, verdict
+from workers.measurement.timing import Timer
 
 ROUNDS = 12
 PRESSURE_S = 10.0

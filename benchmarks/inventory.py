@@ -23,15 +23,15 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.show.units import duration
-from workers.discovery import discover
+from orchestrator.units import duration
+from workers.devices.discovery import discover
 
 CHILD = "from time import perf_counter\nstart = perf_counter()\n{}\nprint(perf_counter() - start)"
 CASES = {
-    "discover": ("discover(): devices and findings", "from workers.discovery import discover; discover()"),
+    "discover": ("discover(): devices and findings", "from workers.devices.discovery import discover; discover()"),
     "detect": (
         "HardwareDetector().detect(): the same as a profile",
-        "from workers.discovery.hardware import HardwareDetector; HardwareDetector().detect()",
+        "from workers.devices.capability.hardware import HardwareDetector; HardwareDetector().detect()",
     ),
     "torch": ("import torch; torch.cuda.is_available()", "import torch; torch.cuda.is_available()"),
     "python": ("Python that does nothing", "pass"),

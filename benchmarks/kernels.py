@@ -27,7 +27,7 @@ from parts.kernel_works import ATTENTION, PRODUCTS, ROWS, WORKS, Arrays, Work, a
 from torch import Tensor
 
 from workers import kernels as registry
-from workers.benchmark.statistics import interval, paired
+from workers.measurement.statistics import interval, paired
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROW_COUNTS, COLUMN_COUNTS = (1, 16, 64, 256, 1024, 4096), (256, 1024, 4096, 16384, 65536, 131072)

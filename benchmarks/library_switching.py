@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from parts import machine
 
-from workers import backends
-from workers.benchmark.statistics import interval
-from workers.benchmark.timing import Timer
-from workers.libraries.effect_check import check_effect
-from workers.libraries.registry import LIBRARIES
-from workers.optimizers.timing import compare_timings
+from workers.devices import backends
+from workers.devices.libraries.effect_check import check_effect
+from workers.devices.libraries.registry import LIBRARIES
+from workers.measurement.statistics import interval
+from workers.measurement.timing import Timer
+from workers.measurement.timing_comparison import compare_timings
 
 CALLS = 200
 

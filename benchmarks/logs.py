@@ -28,8 +28,8 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.client import Client, connect
-from orchestrator.show.units import duration
+from orchestrator.client.client import Client, connect
+from orchestrator.units import duration
 
 LINE = "2026-11-22T{:02d}:{:02d}:{:02d}.{:06d}Z out step {} loss 0.693147 grad_norm 1.25 tokens/s 12345 of this rank\n"
 OUTPUT = b"".join(b"step %d loss 0.693147 grad_norm 1.25 tokens/s 12345 of this rank\n" % n for n in range(16_000))
@@ -56,11 +56,11 @@ class OneNode:
     """The service of a fleet of one node whose agent is in this process."""
 
     def __init__(self, home: Path):
-        from orchestrator.core.fold import Attempt, Record
+        from orchestrator.core.jobs.fold import Attempt, Record
         from orchestrator.core.model import Job
         from orchestrator.core.states import State
-        from orchestrator.runtime.log_copies import LogCopies
-        from orchestrator.runtime.logs import JobLogs
+        from orchestrator.runtime.logs.log_copies import LogCopies
+        from orchestrator.runtime.logs.logs import JobLogs
 
         placed = (("n0/cpu", (0,)),)
         attempt = Attempt(1, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0)
@@ -77,7 +77,7 @@ class OneNode:
         return getattr(self._agent, method)(*arguments)
 
     def job(self, ref: str) -> dict[str, Any]:
-        from orchestrator.runtime.views import attempt_view
+        from orchestrator.services.views import attempt_view
 
         attempts = [attempt_view(attempt) for attempt in self._records[ref].attempts]
         return {"id": ref, "state": "SUCCEEDED", "attempts": attempts}
@@ -96,7 +96,7 @@ class OneNode:
 
 
 def agent_of(home: Path) -> Any:
-    from workers.agent import Agent
+    from workers.node.agent import Agent
 
     return Agent(node_dir=home / "node", storage=home / "storage", node="n0", pool="cpu", backend="cpu")
 
@@ -225,8 +225,8 @@ def process(command: list[str], environ: dict[str, str] | None = None) -> None:
 
 def write(home: Path, number: int) -> None:
     """All of OUTPUT, ten times, in the pieces a supervisor reads from a pipe."""
-    from workers.attempt.rank_log import RankLog
-    from workers.attempt.redaction import Redactor
+    from workers.attempt.supervision.rank_log import RankLog
+    from workers.protocol.redaction import Redactor
 
     log = RankLog(home / "written.log", Redactor([secrets.token_urlsafe(40) for _ in range(number)]))
     for _ in range(10):

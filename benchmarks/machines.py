@@ -28,7 +28,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.show.units import duration
+from orchestrator.units import duration
 
 PARTS = ("up", "gang", "copy", "recovery")
 LINK_BYTES_PER_S = 1e9 / 8

@@ -1,4 +1,4 @@
-"""The four models our figures are about, of the architectures in workers/benchmark/networks.py.
+"""The four models our figures are about, of the architectures in workers/benchmark/cases/networks.py.
 
 model, sample = build("gpt2")                  # as published
 model, sample = build("gpt2", small=True)      # the same architecture, a thousandth of the work
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.benchmark.networks import BERT, GPT2, MLP, ResNet, Sizes
+from workers.benchmark.cases.networks import BERT, GPT2, MLP, ResNet, Sizes
 
 
 def _mlp(batch: int | None, seq: int | None, small: bool) -> tuple[nn.Module, Tensor]:

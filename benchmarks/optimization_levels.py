@@ -23,12 +23,14 @@ from models import build
 from parts import machine
 from torch import nn
 
-from workers import backends, get_optimizer
-from workers.benchmark.timing import Timer
-from workers.capability.probe_cache import LIMITING_VARIABLES
-from workers.optimizers.pass_context import PassContext, as_sample
-from workers.optimizers.timing import compare_timings
-from workers.optimizers.trial import make_call
+from workers import get_optimizer
+from workers.devices import backends
+from workers.devices.capability.probe_cache import LIMITING_VARIABLES
+from workers.measurement.sample import as_sample
+from workers.measurement.timing import Timer
+from workers.measurement.timing_comparison import compare_timings
+from workers.models.optimizers.trial import make_call
+from workers.models.passes.pass_context import PassContext
 
 SIZES = {"mlp": {"batch": 64}, "resnet50": {"batch": 1}, "gpt2": {"batch": 1, "seq": 128}}
 TOLERANCE = 0.05

@@ -28,15 +28,17 @@ from parts.limits import command
 from parts.samples import Samples, in_turn, over_limit, ratio
 from rich.console import Console
 
-from cluster import environments, fleet_record, paths
-from cluster.fleet_spec_fields import EnvironmentSpec
-from cluster.processes import stop
-from cluster.raylets import cpu_count
+from cluster import paths
+from cluster.environments import environments
+from cluster.environments.environment_spec import EnvironmentSpec
+from cluster.fleet import fleet_record
+from cluster.host.processes import stop
+from cluster.nodes.raylets import cpu_count
 from orchestrator import Orchestrator
-from orchestrator import client as server
-from orchestrator.server import server_record as server_record
-from orchestrator.store.event_store import EventStore
-from workers.discovery import discover
+from orchestrator.client import client as server
+from orchestrator.home import server_record
+from orchestrator.store.events.event_store import EventStore
+from workers.devices.discovery import discover
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))
 RAY_DEFAULT = EnvironmentSpec(requirements=("ray[default]==2.60.0",))

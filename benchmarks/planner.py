@@ -23,10 +23,10 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 import numpy as np
 from parts import machine
 
-from orchestrator.core.planner.decision import PriceMemory, decide, fill
-from orchestrator.core.planner.numbers import FreeNumbers
-from orchestrator.core.planner.planner_jobs import WAITS, Work
-from orchestrator.core.planner.policies import DEFAULT
+from orchestrator.core.plan.arrays.numbers import FreeNumbers
+from orchestrator.core.plan.arrays.planner_jobs import WAITS, Work
+from orchestrator.core.plan.assignment.decision import PriceMemory, decide, fill
+from orchestrator.core.plan.policies.priced_policies import DEFAULT, PRICED
 
 NODE = 8
 SIZES, SHARES = (1, 2, 4, 8), (0.70, 0.10, 0.15, 0.05)
@@ -170,12 +170,14 @@ def against_lp(fleet: Fleet) -> Row:
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
 
-    from orchestrator.core.planner import decision, island_prices, policies, prices, rounding
+    from orchestrator.core.plan.arrays import island_prices, prices
+    from orchestrator.core.plan.assignment import decision, rounding
+    from orchestrator.core.plan.policies.policy_input import build_input
 
     work = fleet.work().fitting(fleet.capacity)
     matched = island_prices.price_work(work, fleet.capacity, fleet.memory.work, decision.WARM_STEPS // 3)
-    seen = policies.build_input(work, matched, matched.price)
-    values = decision.weighted_values(work, policies.PRICED[DEFAULT](seen))
+    seen = build_input(work, matched, matched.price)
+    values = decision.weighted_values(work, PRICED[DEFAULT](seen))
     cleared = prices.find_prices(
         values, work.devices, work.island, fleet.capacity, fleet.memory.devices[0], decision.WARM_STEPS
     )

@@ -24,8 +24,8 @@ import numpy as np
 from parts import machine
 
 from orchestrator.core.model import Candidate, DeclaredWork, Devices, Job, Running, Snapshot
-from orchestrator.core.placement import MAX_STARTS
-from orchestrator.core.plan import plan
+from orchestrator.core.plan.plan import plan
+from orchestrator.core.step.placement import MAX_STARTS
 
 KINDS, SHAPES, NODE = 8, 40, 8
 COUNTS = (1, 1, 1, 2, 4, 8)

@@ -27,12 +27,12 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from cluster import tokens
+from cluster.host import tokens
 from orchestrator import Orchestrator, RunJob
-from orchestrator import client as server
-from orchestrator.server import daemon
-from orchestrator.server.server_record import ServerRecord
-from orchestrator.show.units import duration
+from orchestrator.client import client as server
+from orchestrator.home import daemon
+from orchestrator.home.server_record import ServerRecord
+from orchestrator.units import duration
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))
 LOAD = Path(__file__).with_name("parts") / "idle_load.py"

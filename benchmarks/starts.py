@@ -26,11 +26,11 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.show.units import duration
+from orchestrator.units import duration
 from workers.attempt.attempts import AttemptManager
 from workers.attempt.supervisor_launcher import SupervisorLauncher
-from workers.code_archives import NodeCodeArchives
-from workers.messages import Order
+from workers.protocol.messages import Order
+from workers.storage.code_archives import NodeCodeArchives
 
 WAYS = {"zygote": "forked by the zygote", "interpreter": "an interpreter each"}
 STAGES = {"start": "asked to start → its supervisor is on record", "end": "asked to start → its end is known"}

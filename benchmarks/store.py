@@ -30,10 +30,10 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from cluster import tokens
-from orchestrator import client as server
-from orchestrator.server import daemon
-from orchestrator.store.sqlite import COMMON, WRITER
+from cluster.host import tokens
+from orchestrator.client import client as server
+from orchestrator.home import daemon
+from orchestrator.store.database.sqlite import COMMON, WRITER
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))
 PARTS = Path(__file__).parent / "parts"
@@ -46,9 +46,9 @@ OPENED = """
 import json, sys
 from time import perf_counter
 import psutil
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.store import record_codec
-from orchestrator.store.event_store import EventStore
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.rows import record_codec
+from orchestrator.store.events.event_store import EventStore
 
 record_codec._adapter()
 process = psutil.Process()
@@ -205,8 +205,8 @@ def insert(database: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]
 
 def pages(arguments: argparse.Namespace) -> list[Row]:
     """Of a store in this process: the newest, one from the middle, and by state and name, all with `PAGE` jobs."""
-    from orchestrator.runtime.jobs import Jobs
-    from orchestrator.store.event_store import EventStore
+    from orchestrator.runtime.jobs.jobs import Jobs
+    from orchestrator.store.events.event_store import EventStore
 
     home = Path(tempfile.mkdtemp(prefix="pf-store-"))
     try:

@@ -1,4 +1,4 @@
-"""The mean and the longest times, as policies.TAIL is chosen: on traces made here, by the recipe of Gavel's generator.
+"""The mean and the longest times, as TAIL of finish_time.py is chosen: on traces by the recipe of Gavel's generator.
 
     python benchmarks/tails.py FOLDER [-o FILE] [--tails 0,0.2] [--quick]
 
@@ -21,10 +21,10 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 import numpy as np
 from parts import machine
 
-from orchestrator.core.planner import policies
-from orchestrator.simulate.fleets import HOUR_S, Fleet, read_fleet
-from orchestrator.simulate.replay import replay
-from orchestrator.simulate.traces import Rates, Trace, read_throughputs
+from orchestrator.core.plan.policies import finish_time
+from orchestrator.simulation.input.fleets import HOUR_S, Fleet, read_fleet
+from orchestrator.simulation.input.traces import Rates, Trace, read_throughputs
+from orchestrator.simulation.replay import replay
 
 SIZES, SHARES = (1, 2, 4, 8), (0.70, 0.10, 0.15, 0.05)
 TAILS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -66,7 +66,7 @@ def main() -> None:
 
 def row(given: argparse.Namespace, name: str, tail: float) -> dict[str, Any]:
     """Of each trace the figures, with the policy `finish_time` and restarts for nothing."""
-    policies.TAIL = tail
+    finish_time.TAIL = tail
     runs, some = [], [replace(made, jobs=40) for made in MADE[:2]] if given.quick else MADE
     for seed, made in enumerate(some, FIRST_SEED[name]):
         fleet = read_fleet(",".join(f"{kind}={made.devices}" for kind in ("v100", "p100", "k80")))

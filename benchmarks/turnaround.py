@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from starts import Node
 
-from orchestrator import client as server
-from orchestrator.show.units import duration
+from orchestrator.client import client as server
+from orchestrator.units import duration
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))
 WARM_UP = 3

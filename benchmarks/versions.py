@@ -26,7 +26,7 @@ from parts.helper import Helper
 from rich.console import Console
 from rich.table import Table
 
-from workers.benchmark.statistics import interval
+from workers.measurement.statistics import interval
 
 HERE = Path(__file__).parents[1]
 CLI = Path(sys.executable).with_name("polyfleet")

@@ -16,15 +16,15 @@ from typing import Any, Literal, cast, get_args, get_origin
 import typer.main
 from pydantic_core import PydanticUndefined
 
-import workers.config
-from orchestrator.cli.errors import EXIT_CODES
-from orchestrator.cli.examples import EXAMPLES
+import workers.options.config
 from orchestrator.cli.main import NAME, app
+from orchestrator.cli.terminal.errors import EXIT_CODES
+from orchestrator.cli.terminal.examples import EXAMPLES
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
-from orchestrator.schemas import get_schema
 from orchestrator.server.app import make_app
-from orchestrator.server.service_protocol import ServiceProtocol
-from workers.config import PolyfleetConfig
+from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.spec.schemas import get_schema
+from workers.options.config import PolyfleetConfig
 
 REFERENCE = Path(__file__).parent / "reference"
 MADE = "<!-- Written by docs/generate.py from the code: change the code, then run it again. -->"
@@ -153,7 +153,7 @@ def spec() -> Iterator[str]:
 
 
 def configuration() -> Iterator[str]:
-    places = [line[4:] for line in (workers.config.__doc__ or "").splitlines()[2:5]]
+    places = [line[4:] for line in (workers.options.config.__doc__ or "").splitlines()[2:5]]
     yield from ("# Configuration", "", MADE, "", "```", *places, "```", "")
     yield from (
         "Arguments win over the environment, that over the file. Options take effect while their back end is entered "

@@ -197,7 +197,7 @@ def recover(o: Any, folder: str, pool: str) -> None:
 def rank_of(job_id: str) -> psutil.Process:
     for process in psutil.process_iter(["cmdline"]):
         try:
-            is_rank = "workers.attempt.rank_main" in (process.info["cmdline"] or ())
+            is_rank = "workers.tasks.rank_main" in (process.info["cmdline"] or ())
             if is_rank and process.environ()["POLYFLEET_JOB"] == job_id:
                 return process
         except (psutil.Error, KeyError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.api import Orchestrator
-    from orchestrator.jobs import (
+    from orchestrator.submission.jobs import (
         BenchmarkJob,
         Candidate,
         JobFailed,
@@ -34,7 +34,7 @@ __all__ = [
     "TrainJob",
 ]
 
-_HOME_OF = dict.fromkeys(__all__, "orchestrator.jobs") | {"Orchestrator": "orchestrator.api"}
+_HOME_OF = dict.fromkeys(__all__, "orchestrator.submission.jobs") | {"Orchestrator": "orchestrator.api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,18 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator import client as http
-from orchestrator import submission
 from orchestrator.checkpoint_api import Checkpoints
-from orchestrator.inventory import backend_rows
-from orchestrator.job_spec import JobSpec
-from orchestrator.jobs import JobHandle
-from orchestrator.schemas import get_schema
+from orchestrator.client import client as http
+from orchestrator.client.inventory import backend_rows
 from orchestrator.show import benchmark as show_benchmark
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
 from orchestrator.show.notebook_views import KeyValueView, TableView
 from orchestrator.show.table import TableStack
+from orchestrator.spec.job_spec import JobSpec
+from orchestrator.spec.schemas import get_schema
+from orchestrator.submission import submission
+from orchestrator.submission.jobs import JobHandle
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -54,14 +54,14 @@ class Orchestrator:
         cls, file: Path | None = None, *, demo: bool = False, address: str = "", progress: Progress | None = None
     ) -> "Orchestrator":
         """Start a fleet on this machine (see `polyfleet up --help`) and connect. `progress` receives all messages."""
-        from orchestrator import lifecycle
+        from orchestrator.client import lifecycle
 
         lifecycle.up(progress or _quiet, file, demo=demo, address=address)
         return cls.connect(progress=progress)
 
     def down(self, progress: Progress = _quiet) -> list[str]:
         """Stop the server and the embedded fleet, and close this connection."""
-        from orchestrator import lifecycle
+        from orchestrator.client import lifecycle
 
         self.close()
         return lifecycle.down(progress)
@@ -154,7 +154,7 @@ class Orchestrator:
         `options` are fields of orchestrator.benchmark.suite.BenchmarkRequest: pools, kinds, precisions, levels,
         rounds, …. Interrupting this call does not stop the run; `o.cancel_benchmark(run)` does.
         """
-        from orchestrator.benchmark import run_client
+        from orchestrator.submission import benchmark_client as run_client
 
         request = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
         run = run_client.start_run(self._client, request, working_dir)["run"]

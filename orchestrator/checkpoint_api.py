@@ -3,8 +3,12 @@
 from typing import Any
 
 from cluster.errors import FleetError, SpecError
-from orchestrator import client as http
-from orchestrator.checkpoint_address import (
+from orchestrator.client import client as http
+from orchestrator.client.server_connection import Bytes
+from orchestrator.show import checkpoints as show
+from orchestrator.show.notebook_views import KeyValueView, TableView
+from orchestrator.show.table import facts
+from orchestrator.spec.checkpoint_address import (
     are_all_local,
     checkpoint_arguments,
     expand_user,
@@ -12,10 +16,6 @@ from orchestrator.checkpoint_address import (
     is_local,
     resolve_job,
 )
-from orchestrator.server_connection import Bytes
-from orchestrator.show import checkpoints as show
-from orchestrator.show.notebook_views import KeyValueView, TableView
-from orchestrator.show.table import facts
 
 Data = dict[str, Any]
 
@@ -73,7 +73,7 @@ class Checkpoints:
         return KeyValueView(self._client.checkpoint_copy(order, progress), show.copied)
 
     def _copy_locally(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
-        from orchestrator import checkpoint_transfer
+        from orchestrator.client import checkpoint_transfer
 
         if not between:
             return {"source": source, **_run_locally("copy", {"source": source, "target": target}, progress)}
@@ -111,7 +111,7 @@ class Checkpoints:
         """
         options = _without_none(format=format or None, step=step, drop=drop or None)
         if target and is_local(source) and is_between_machine_and_pool(source, target):
-            from orchestrator.checkpoint_transfer import import_local
+            from orchestrator.client.checkpoint_transfer import import_local
 
             return KeyValueView(import_local(self._client, source, target, options, progress or _quiet), show.imported)
         locations = {"source": source} | ({"root": target} if target else {})

@@ -175,7 +175,7 @@ def needs_native():
     """`needs_native("bfloat16")` skips a test where this process's CPU, or the device named, has no units for it."""
 
     def need(dtype, name="cpu"):
-        from workers import backends
+        from workers.devices import backends
 
         backend = backends.create(name)
         if not backend.supports_dtype(dtype):

@@ -1,12 +1,12 @@
 """Stores with jobs in them, and programs that back one up and put it back."""
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.events.idempotency import StoredResponse
 
-RESTORE = "import sys; from pathlib import Path; from orchestrator.store.restore import restore;"
+RESTORE = "import sys; from pathlib import Path; from orchestrator.store.database.restore import restore;"
 RESTORE += "restore(sys.argv[1], Path(sys.argv[2]))"
-BACKUP = "import sys; from pathlib import Path; from orchestrator.store.backup import backup;"
+BACKUP = "import sys; from pathlib import Path; from orchestrator.store.database.backup import backup;"
 BACKUP += "backup(sys.argv[1], Path(sys.argv[2]))"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster import fleet_record
+from cluster.fleet import fleet_record
 
 
 def marked(name: str, *values: str) -> list[psutil.Process]:
@@ -38,7 +38,7 @@ def of_home(home: Path) -> list[psutil.Process]:
 def ranks(job_id: str, home: Path, node: str = "") -> list[psutil.Process]:
     """The ranks of a training, of those on `node` alone if one is named."""
     folder = str(home / "nodes" / node) if node else ""
-    found = [p for p in of_job(job_id) if "workers.attempt.rank_main" in p.cmdline()]
+    found = [p for p in of_job(job_id) if "workers.tasks.rank_main" in p.cmdline()]
     return [p for p in found if p.environ().get("POLYFLEET_ATTEMPT_DIR", "").startswith(folder)]
 
 

@@ -2,9 +2,9 @@
 
 import json
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Job
-from orchestrator.store.event_store import EventStore
+from orchestrator.store.events.event_store import EventStore
 
 
 def put_job(url, name):

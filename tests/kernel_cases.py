@@ -1,8 +1,9 @@
 """What every implementation of kernels must compute: calls of operations, and how far their results may be from
 float64.
 
-A case is a method, its arguments, and how errors grow in it. The reference is workers/kernels/numpy.py in float64, of
-the same inputs as the dtype has them; that reference is held to formulas of its own in test_reference.py.
+A case is a method, its arguments, and how errors grow in it. The reference is
+workers/kernels/implementations/numpy.py in float64, of the same inputs as the dtype has them; that reference is held to
+formulas of its own in test_reference.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.benchmark import accuracy
 from workers.kernels import create
+from workers.measurement import accuracy
 
 INF, NAN = float("inf"), float("nan")
 

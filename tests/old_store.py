@@ -4,12 +4,12 @@ import sqlite3
 import sys
 from contextlib import closing
 
-from orchestrator.store import schema
+from orchestrator.store.database import schema
 
 OPEN = [
     sys.executable,
     "-c",
-    "import sys; from orchestrator.store.event_store import EventStore; EventStore(sys.argv[1]).close()",
+    "import sys; from orchestrator.store.events.event_store import EventStore; EventStore(sys.argv[1]).close()",
 ]
 
 FIRST = """

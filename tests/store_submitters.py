@@ -3,9 +3,9 @@
 import threading
 
 from cluster.errors import FleetError
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.events.idempotency import StoredResponse
 
 
 def life(key):

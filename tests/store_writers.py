@@ -3,10 +3,10 @@
 SUBMITTER = """
 import os, sys, threading
 from itertools import count
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.idempotency import StoredResponse
 
 store, round_, numbers = EventStore(sys.argv[1]), sys.argv[2], count()
 
@@ -27,10 +27,10 @@ threading.Event().wait()
 FILLER = """
 import json, resource, sys
 from cluster.errors import FleetError
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.idempotency import StoredResponse
 
 url, limit, ballast, with_keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 store, acked, refused = EventStore(url), [], []
@@ -82,10 +82,10 @@ def counted(connection, cursor, statement, *_):
 COMMITTER = (
     """
 import os, sys
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.event_store import EventStore
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.events.event_store import EventStore
 from sqlalchemy import event
 
 store, left = EventStore(sys.argv[1]), int(sys.argv[2])

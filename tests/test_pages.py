@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from snippets import PAGES, ROOT, commands, of
 
-from cluster import environments
+from cluster.environments import environments
 from cluster.errors import NotFound
 
 pytestmark = pytest.mark.full

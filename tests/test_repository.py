@@ -16,67 +16,71 @@ PACKAGES = ("cluster", "workers", "orchestrator")  # each may import those befor
 PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 CORE = "orchestrator/core/"
-SIMULATOR = "orchestrator/simulate/"
+SIMULATOR = "orchestrator/simulation/"
 TELLING = {
-    *("attempts", "commands", "control", "crash_points", "draft", "explain", "fold", "messages", "model", "nodes"),
-    *("offer", "policy", "remaining_time", "states", "throughput", "timing", "waiting_queue", "what_if"),
+    *("model", "policy", "states", "throughput", "timing", "jobs.fold", "jobs.remaining_time", "step.control"),
+    *(
+        f"controller.{name}"
+        for name in ("attempts", "commands", "crash_points", "draft", "messages", "nodes", "scaling")
+    ),
+    *(f"explanation.{name}" for name in ("explain", "offer", "waiting_queue", "what_if")),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""
 TOLD_BY_DECIDING = {
-    "orchestrator.core.demand.NodeGroup",
-    "orchestrator.core.suspicion.waiting_reason",
-    "orchestrator.core.fit.ANY",
-    "orchestrator.core.leaked_devices.Leak",
-    "orchestrator.core.leaked_devices.list_leaks",
-    "orchestrator.core.placement.devices_of",
-    "orchestrator.core.placement.snapshot",
-    "orchestrator.core.planner.completion.MIN_SHARED_WORKLOADS",
-    "orchestrator.core.planner.completion.estimate_rates",
-    "orchestrator.core.planner.plugins.INSTALLED",
-    "orchestrator.core.planner.plugins.Plugin",
-    "orchestrator.core.planner.policies.PolicyInput",
-    "orchestrator.core.progress.devices_of",
-    "orchestrator.core.quota.holdings",
-    "orchestrator.core.progress.device_seconds_by_kind",
+    "orchestrator.core.attempt.suspicion.waiting_reason",
+    "orchestrator.core.plan.options.fit.ANY",
+    "orchestrator.core.fleet.leaked_devices.Leak",
+    "orchestrator.core.fleet.leaked_devices.list_leaks",
+    "orchestrator.core.step.placement.devices_of",
+    "orchestrator.core.step.placement.snapshot",
+    "orchestrator.core.plan.arrays.completion.MIN_SHARED_WORKLOADS",
+    "orchestrator.core.plan.arrays.completion.estimate_rates",
+    "orchestrator.core.plan.policies.plugins.INSTALLED",
+    "orchestrator.core.plan.policies.plugins.Plugin",
+    "orchestrator.core.plan.policies.policy_input.PolicyInput",
+    "orchestrator.core.jobs.progress.devices_of",
+    "orchestrator.core.plan.options.quota.holdings",
+    "orchestrator.core.jobs.progress.device_seconds_by_kind",
 }
 """What modules that decide say to whoever shows it."""
 # Without a clock, a thread, chance or a file: the same arguments give the same answer. Paths are text there.
 CORE_MAY_IMPORT = (
     *("collections", "dataclasses", "enum", "hashlib", "heapq", "pathlib.PurePosixPath", "typing"),
     *("cluster.catalogue", "cluster.errors", "cluster.serialization", "cluster.types"),
-    *("workers.messages", "orchestrator.core"),
+    *("workers.protocol.messages", "orchestrator.core"),
 )
-WITH_ARRAYS = "orchestrator/core/planner/"
+WITH_ARRAYS = tuple(f"orchestrator/core/plan/{folder}/" for folder in ("arrays", "assignment", "policies"))
 CORE_MAY_NOT_CALL = {"open", "print", "input", "id", "hash", "__import__", "breakpoint"}
 # Of workers, the orchestrator takes messages and pure data; the agent's class only where the actor is made.
 OF_WORKERS = (
-    "workers.messages",
+    "workers.protocol.messages",
     "workers.errors",
-    "workers.rank_events",
-    "workers.discovery",
-    "workers.benchmark.case",
-    "workers.benchmark.catalogue",
+    "workers.protocol.rank_events",
+    "workers.devices.discovery",
+    "workers.benchmark.cases.case",
+    "workers.benchmark.cases.catalogue",
     "workers.benchmark.host",
     "workers.benchmark.session_server",
-    "workers.benchmark.statistics",
-    "workers.capability.documented",
+    "workers.measurement.statistics",
+    "workers.devices.capability.documented",
     "workers.kernels.names",
-    "workers.kernels.resources",
-    "workers.memory.estimate",
-    "workers.selection.device_preference",
+    "workers.kernels.compilation.resources",
+    "workers.models.memory.estimate",
+    "workers.options.device_preference",
     "workers.checkpoint.format.manifest",
-    "workers.checkpoint.inspect",
+    "workers.checkpoint.disk.inspect",
     "workers.checkpoint.tools",
 )
 # Preparing, estimating and validating models are functions over a back end: a back end knows nothing of them.
-ABOVE_BACKENDS = ("workers.optimizers", "workers.memory", "workers.validation", "workers.tasks", "workers.benchmark")
-AGENT_FROM = "orchestrator/runtime/"
+ABOVE_BACKENDS = ("workers.models", "workers.measurement", "workers.kernels", "workers.tasks", "workers.benchmark")
+# A back end has the methods of its users' old libraries; they call what is above it.
+COMPAT = "workers/devices/backends/compat.py"
+AGENT_FROM = "orchestrator/runtime/agents/"
 TORCH_FROM = (
-    *("workers/backends/", "workers/benchmark/", "workers/capability/", "workers/checkpoint/", "workers/kernels/"),
-    *("workers/libraries/", "workers/memory/", "workers/optimizers/", "workers/tasks/", "workers/validation/"),
-    "workers/compat.py",  # for types alone
+    *("workers/devices/backends/", "workers/devices/capability/", "workers/devices/libraries/", "workers/measurement/"),
+    *("workers/benchmark/", "workers/checkpoint/", "workers/kernels/", "workers/models/", "workers/tasks/"),
 )
-RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
+RAY_FROM = ("workers/node/agent.py", "orchestrator/runtime/agents/", "cluster/nodes/")
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
 VENDORS = {
     "pynvml": ("nvidia", "nvidia_state"),
@@ -91,7 +95,7 @@ VENDORS = {
 # Kernels in a vendor's own language, which import it; nobody imports these but on first use.
 SOURCES = "workers/kernels/sources/"
 # The one reader of strangers' pickles: it imports nothing they name and calls nothing, and a test of its own says so.
-READS_PICKLES_AS_DATA = "workers/checkpoint/exchange/pickle_symbols.py"
+READS_PICKLES_AS_DATA = "workers/checkpoint/exchange/pickles/pickle_symbols.py"
 UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {
     "eval",
@@ -144,7 +148,7 @@ def nodes_run_on_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def full_name(function: ast.expr, path: Path) -> str:
-    """`x.load` as the module it comes from: with `from cluster import strict_yaml` it is cluster.strict_yaml.load."""
+    """`x.load` as its module: `strict_yaml.load` is cluster.input.strict_yaml.load."""
     first, dot, rest = ast.unparse(function).partition(".")
     modules = [module for _, module, _ in imports(path) if module.split(".")[-1] == first]
     return f"{modules[0] if modules else first}{dot}{rest}"
@@ -192,14 +196,15 @@ def test_the_orchestrator_takes_only_messages_and_data_of_the_workers():
         for line, module, _ in imports(path)
         if is_in(module, "workers")
         and not any(is_in(module, allowed) for allowed in OF_WORKERS)
-        and not (is_in(module, "workers.agent") and name(path).startswith(AGENT_FROM))
+        and not (is_in(module, "workers.node.agent") and name(path).startswith(AGENT_FROM))
     ]
     assert not more, "\n".join(more)
 
 
 def test_what_carries_the_controllers_commands_out_decides_nothing():
     """Only the core, and the simulator that plays with it, call what decides about attempts and places."""
-    parts = {path.stem for path in (ROOT / CORE).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    files = (path.relative_to(ROOT / CORE) for path in (ROOT / CORE).rglob("*.py") if path.stem != "__init__")
+    parts = {".".join(path.with_suffix("").parts) for path in files}
     assert parts >= TELLING
     deciding = [
         f"{name(path)}:{line} imports {module}"
@@ -235,7 +240,7 @@ def test_back_ends_import_nothing_of_what_is_done_to_models():
     upward = [
         f"{name(path)}:{line} imports {module}"
         for path in PRODUCT
-        if name(path).startswith("workers/backends/")
+        if name(path).startswith("workers/devices/backends/") and name(path) != COMPAT
         for line, module, _ in imports(path)
         for above in ABOVE_BACKENDS
         if is_in(module, above)

@@ -12,11 +12,11 @@ import pytest
 import typer.main
 from snippets import PAGES, ROOT, Block, commands, of
 
-from cluster import strict_yaml
-from cluster.fleet_spec import parse_fleet
+from cluster.fleet.fleet_spec import parse_fleet
+from cluster.input import strict_yaml
 from orchestrator.cli.main import app
-from orchestrator.job_spec import load_job, parse_job
-from orchestrator.simulate.fleets import add_failures, read_fleet
+from orchestrator.simulation.input.fleets import add_failures, read_fleet
+from orchestrator.spec.job_spec import load_job, parse_job
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 INLINE = re.compile(r"`(polyfleet [^`]+)`")

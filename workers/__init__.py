@@ -7,70 +7,71 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.backends.amd import AMDBackend as AMDBackend
-    from workers.backends.apple import AppleBackend as AppleBackend
-    from workers.backends.base import BaseBackend as BaseBackend
-    from workers.backends.cpu import CPUBackend as CPUBackend
-    from workers.backends.intel import IntelBackend as IntelBackend
-    from workers.backends.neuron import NeuronBackend as NeuronBackend
-    from workers.backends.nvidia import NVIDIABackend as NVIDIABackend
-    from workers.backends.tpu import TPUBackend as TPUBackend
-    from workers.capability.matrix import Capabilities as Capabilities
-    from workers.capability.matrix import capabilities as capabilities
-    from workers.config import PolyfleetConfig as PolyfleetConfig
-    from workers.device_info import DeviceInfo as DeviceInfo
-    from workers.discovery.hardware import HardwareDetector as HardwareDetector
-    from workers.discovery.hardware import HardwareProfile as HardwareProfile
-    from workers.errors import BackendUnavailable as BackendUnavailable
+    from workers.devices.backends import BackendUnavailable as BackendUnavailable
+    from workers.devices.backends.base import BaseBackend as BaseBackend
+    from workers.devices.backends.vendors.amd import AMDBackend as AMDBackend
+    from workers.devices.backends.vendors.apple import AppleBackend as AppleBackend
+    from workers.devices.backends.vendors.cpu import CPUBackend as CPUBackend
+    from workers.devices.backends.vendors.intel import IntelBackend as IntelBackend
+    from workers.devices.backends.vendors.neuron import NeuronBackend as NeuronBackend
+    from workers.devices.backends.vendors.nvidia import NVIDIABackend as NVIDIABackend
+    from workers.devices.backends.vendors.tpu import TPUBackend as TPUBackend
+    from workers.devices.capability.device_info import DeviceInfo as DeviceInfo
+    from workers.devices.capability.hardware import HardwareDetector as HardwareDetector
+    from workers.devices.capability.hardware import HardwareProfile as HardwareProfile
+    from workers.devices.libraries.registry import get_library as get_library
+    from workers.devices.libraries.registry import list_libraries as list_libraries
+    from workers.devices.selection.backend_type import BackendType as BackendType
+    from workers.devices.selection.factory import BackendFactory as BackendFactory
+    from workers.devices.selection.factory import detect_best_backend as detect_best_backend
+    from workers.devices.selection.factory import get_backend as get_backend
+    from workers.devices.selection.factory import get_backend_info as get_backend_info
+    from workers.devices.selection.factory import is_backend_available as is_backend_available
+    from workers.devices.selection.factory import list_available_backends as list_available_backends
+    from workers.devices.selection.memory_check import create_with_memory_check as create_with_memory_check
+    from workers.devices.selection.summary import print_backend_summary as print_backend_summary
     from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
-    from workers.kernels.kernel_choice import init_kernels as init_kernels
-    from workers.kernels.kernel_choice import list_kernels as list_kernels
-    from workers.libraries.registry import get_library as get_library
-    from workers.libraries.registry import list_libraries as list_libraries
-    from workers.memory.estimate import MemoryEstimate as MemoryEstimate
-    from workers.memory.estimate import estimate_memory as estimate_memory
-    from workers.memory.transformer_shape import TransformerShape as TransformerShape
-    from workers.optimization_levels import OptimizationLevel as OptimizationLevel
-    from workers.optimizers.optimizer import get_available_strategies as get_available_strategies
-    from workers.optimizers.optimizer import get_optimizer as get_optimizer
-    from workers.optimizers.prepared_model import load_prepared as load_prepared
-    from workers.optimizers.result import OptimizationResult as OptimizationResult
-    from workers.optimizers.result import OptimizationStrategy as OptimizationStrategy
-    from workers.selection.backend_type import BackendType as BackendType
-    from workers.selection.factory import BackendFactory as BackendFactory
-    from workers.selection.factory import detect_best_backend as detect_best_backend
-    from workers.selection.factory import get_backend as get_backend
-    from workers.selection.factory import get_backend_info as get_backend_info
-    from workers.selection.factory import is_backend_available as is_backend_available
-    from workers.selection.factory import list_available_backends as list_available_backends
-    from workers.selection.memory_check import create_with_memory_check as create_with_memory_check
-    from workers.selection.summary import print_backend_summary as print_backend_summary
-    from workers.validation.report import ValidationReport as ValidationReport
-    from workers.validation.validate import validate as validate
+    from workers.kernels.dispatch.kernel_choice import init_kernels as init_kernels
+    from workers.kernels.dispatch.kernel_choice import list_kernels as list_kernels
+    from workers.models.memory.estimate import MemoryEstimate as MemoryEstimate
+    from workers.models.memory.estimate import estimate_memory as estimate_memory
+    from workers.models.memory.transformer_shape import TransformerShape as TransformerShape
+    from workers.models.optimizers.optimizer import get_available_strategies as get_available_strategies
+    from workers.models.optimizers.optimizer import get_optimizer as get_optimizer
+    from workers.models.optimizers.result import OptimizationResult as OptimizationResult
+    from workers.models.optimizers.result import OptimizationStrategy as OptimizationStrategy
+    from workers.models.validation.matrix import Capabilities as Capabilities
+    from workers.models.validation.matrix import capabilities as capabilities
+    from workers.models.validation.report import ValidationReport as ValidationReport
+    from workers.models.validation.validate import validate as validate
+    from workers.options.config import PolyfleetConfig as PolyfleetConfig
+    from workers.options.optimization_levels import OptimizationLevel as OptimizationLevel
+    from workers.tasks.prepared_model import load_prepared as load_prepared
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "backends.amd": ("AMDBackend",),
-    "backends.apple": ("AppleBackend",),
-    "backends.base": ("BaseBackend",),
-    "backends.cpu": ("CPUBackend",),
-    "backends.intel": ("IntelBackend",),
-    "backends.neuron": ("NeuronBackend",),
-    "backends.nvidia": ("NVIDIABackend",),
-    "backends.tpu": ("TPUBackend",),
-    "capability.matrix": ("Capabilities", "capabilities"),
-    "config": ("PolyfleetConfig",),
-    "device_info": ("DeviceInfo",),
-    "discovery.hardware": ("HardwareDetector", "HardwareProfile"),
-    "errors": ("BackendUnavailable", "OutOfDeviceMemory"),
-    "memory.estimate": ("MemoryEstimate", "estimate_memory"),
-    "memory.transformer_shape": ("TransformerShape",),
-    "libraries.registry": ("get_library", "list_libraries"),
-    "kernels.kernel_choice": ("init_kernels", "list_kernels"),
-    "optimization_levels": ("OptimizationLevel",),
-    "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
-    "optimizers.prepared_model": ("load_prepared",),
-    "optimizers.result": ("OptimizationResult", "OptimizationStrategy"),
-    "selection.factory": (
+    "devices.backends.vendors.amd": ("AMDBackend",),
+    "devices.backends.vendors.apple": ("AppleBackend",),
+    "devices.backends": ("BackendUnavailable",),
+    "devices.backends.base": ("BaseBackend",),
+    "devices.backends.vendors.cpu": ("CPUBackend",),
+    "devices.backends.vendors.intel": ("IntelBackend",),
+    "devices.backends.vendors.neuron": ("NeuronBackend",),
+    "devices.backends.vendors.nvidia": ("NVIDIABackend",),
+    "devices.backends.vendors.tpu": ("TPUBackend",),
+    "models.validation.matrix": ("Capabilities", "capabilities"),
+    "options.config": ("PolyfleetConfig",),
+    "devices.capability.device_info": ("DeviceInfo",),
+    "devices.capability.hardware": ("HardwareDetector", "HardwareProfile"),
+    "errors": ("OutOfDeviceMemory",),
+    "models.memory.estimate": ("MemoryEstimate", "estimate_memory"),
+    "models.memory.transformer_shape": ("TransformerShape",),
+    "devices.libraries.registry": ("get_library", "list_libraries"),
+    "kernels.dispatch.kernel_choice": ("init_kernels", "list_kernels"),
+    "options.optimization_levels": ("OptimizationLevel",),
+    "models.optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
+    "tasks.prepared_model": ("load_prepared",),
+    "models.optimizers.result": ("OptimizationResult", "OptimizationStrategy"),
+    "devices.selection.factory": (
         "BackendFactory",
         "detect_best_backend",
         "get_backend",
@@ -78,11 +79,11 @@ NAMES: dict[str, tuple[str, ...]] = {
         "is_backend_available",
         "list_available_backends",
     ),
-    "selection.memory_check": ("create_with_memory_check",),
-    "selection.summary": ("print_backend_summary",),
-    "selection.backend_type": ("BackendType",),
-    "validation.report": ("ValidationReport",),
-    "validation.validate": ("validate",),
+    "devices.selection.memory_check": ("create_with_memory_check",),
+    "devices.selection.summary": ("print_backend_summary",),
+    "devices.selection.backend_type": ("BackendType",),
+    "models.validation.report": ("ValidationReport",),
+    "models.validation.validate": ("validate",),
 }
 _MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -38,53 +38,6 @@ class EpochPast(Conflict):
         self.newest = newest
 
 
-class BackendUnavailable(UserError):
-    """A requested backend that this environment or node does not have.
-
-    `enabled`: back ends that the configuration enables; None for all. The alternatives are looked up when the error is
-    printed or sent to another process, not when it is raised, as that imports every vendor's library.
-    """
-
-    _remedy: str
-
-    def __init__(self, backend: str, reason: str, enabled: "tuple[str, ...] | None" = None):
-        super().__init__(f"backend {backend!r} is not available here: {reason}")
-        self.args = (backend, reason, enabled)
-        self.backend, self.reason, self.enabled = backend, reason, enabled
-
-    @property
-    def available(self) -> "tuple[str, ...]":
-        """Back ends that can compute in this process, and that the configuration enables."""
-        return _usable(self.enabled)[0]
-
-    @property
-    def remedy(self) -> str:
-        if not self._remedy:
-            usable, disabled = _usable(self.enabled)
-            off = f"; disabled by the configuration: {', '.join(disabled)}" if disabled else ""
-            self._remedy = f"available here: {', '.join(usable) or 'none'}{off}"
-        return self._remedy
-
-    @remedy.setter
-    def remedy(self, text: str) -> None:
-        self._remedy = text
-
-    def __reduce__(self) -> "tuple[type, tuple[object, ...], dict[str, object]]":
-        """Pickle the remedy, too: another process has other back ends and could not compute it."""
-        return type(self), self.args, vars(self) | {"_remedy": self.remedy}
-
-
-def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[str, ...]]":
-    """Return the back ends that can compute in this process: (enabled, disabled by the configuration)."""
-    from workers import backends
-
-    available = backends.available()
-    disabled = tuple(
-        name for name in available if enabled is not None and name in backends.BUILTIN and name not in enabled
-    )
-    return tuple(name for name in available if name not in disabled), disabled
-
-
 class KernelsUnavailable(UserError):
     """A requested implementation of kernels that this environment or machine does not have."""
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from helper import answer
 
-from cluster import connect, fleet_record
-from cluster.identity import fleet_identity, namespace
+from cluster.fleet import fleet_record
+from cluster.fleet.identity import fleet_identity, namespace
+from cluster.nodes import connect
 from cluster.paths import home
 
 NODE = sys.argv[1]

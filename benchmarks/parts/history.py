@@ -9,14 +9,14 @@ from itertools import islice
 
 from sqlalchemy import Connection
 
-from orchestrator.core.fold import apply, submitted
+from orchestrator.core.jobs.fold import apply, submitted
 from orchestrator.core.model import Event
-from orchestrator.job_spec import parse_job
-from orchestrator.store import job_rows, record_codec
-from orchestrator.store.bulk_insert import insert_rows
-from orchestrator.store.codec import encode
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.schema import events, jobs
+from orchestrator.spec.job_spec import parse_job
+from orchestrator.store.database.bulk_insert import insert_rows
+from orchestrator.store.database.schema import events, jobs
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.rows import job_rows, record_codec
+from orchestrator.store.rows.codec import encode
 
 AT_ONCE = 5000
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "backend": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": ""}

@@ -8,7 +8,7 @@ from types import TracebackType
 from parts.samples import Samples
 
 from orchestrator import Orchestrator, RunJob
-from orchestrator import client as server
+from orchestrator.client import client as server
 
 NO_OP = {"name": "no-op", "task": "run", "command": ["echo", "hello"]}
 PATIENCE_S = 60.0

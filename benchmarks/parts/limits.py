@@ -12,8 +12,8 @@ from pathlib import Path
 from parts.samples import Samples
 
 from orchestrator.core.model import Event
-from orchestrator.server import unix_socket
-from orchestrator.store.event_store import EventStore
+from orchestrator.home import unix_socket
+from orchestrator.store.events.event_store import EventStore
 
 BLOCK = b"x" * 4096
 TRUE = shutil.which("true") or "/bin/true"

@@ -5,7 +5,7 @@ from typing import Any
 
 import psutil
 
-from cluster.processes import ProcessId, with_descendants
+from cluster.host.processes import ProcessId, with_descendants
 
 # How a process is told by its command line or title; the first that fits.
 ROLES = (

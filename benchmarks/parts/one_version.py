@@ -12,7 +12,7 @@ from parts.jobs import Jobs
 from parts.samples import Samples
 
 from orchestrator import Orchestrator
-from orchestrator import client as server
+from orchestrator.client import client as server
 
 CASES = ("acknowledged", "running", "done", "stage.accepted", "stage.placed", "stage.command_ran", "stage.finished")
 samples = Samples()
@@ -28,7 +28,7 @@ def job() -> dict[str, float]:
 
 
 def inventory() -> dict[str, float]:
-    return {"rest": timed(client.nodes), "python": timed(orchestrator.inventory)}
+    return {"rest": timed(client.nodes), "python": timed(orchestrator.client.inventory)}
 
 
 def timed(call: Any) -> float:

@@ -22,7 +22,7 @@ from models import build  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from workers.memory.estimate import estimate_memory  # noqa: E402
+from workers.models.memory.estimate import estimate_memory  # noqa: E402
 
 # What 23 GiB hold on two cores in a minute.
 SIZES: dict[str, dict[str, int]] = {"mlp": {}, "resnet50": {}, "gpt2": {"batch": 2, "seq": 512}, "bert": {}}
@@ -42,7 +42,7 @@ class Place:
         self.device = torch.device("cpu")
         self._wait: Callable[[], Any] = lambda: None
         if execution == "xla":
-            from workers.backends.tpu import TPUBackend
+            from workers.devices.backends.vendors.tpu import TPUBackend
 
             backend = TPUBackend()
             self.device, self._wait = backend.device, backend.synchronize
@@ -50,7 +50,7 @@ class Place:
     def put(self, model: nn.Module, sample: Any) -> tuple[nn.Module, Any]:
         if self.device.type == "cpu":
             return model, sample
-        from workers.backends.parts.device_transfer import move_module
+        from workers.devices.backends.device_transfer import move_module
 
         move_module(model, self.device)
         moved = sample.to(self.device)

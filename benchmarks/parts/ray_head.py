@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-from cluster.processes import ProcessId, free_port, is_alive, start_detached, stop
-from cluster.ray_node import inherited_environment, token_environment
+from cluster.host.processes import ProcessId, free_port, is_alive, start_detached, stop
+from cluster.nodes.ray_node import inherited_environment, token_environment
 
 PATIENCE_S = 90.0
 STARTED = b"Ray runtime started"

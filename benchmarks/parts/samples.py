@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from workers.benchmark.statistics import interval
+from workers.measurement.statistics import interval
 
 FEWEST = 6
 """Fewer samples than this cannot give an interval of 95 %."""

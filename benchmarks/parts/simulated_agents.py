@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.serialization import to_plain
 from cluster.types import Device, NodeFacts
-from workers.messages import PROTOCOL, AttemptStatus, Outcome, RankEvent
+from workers.protocol.messages import PROTOCOL, AttemptStatus, Outcome, RankEvent
 
 DEVICES = 8
 STARTS_S = 0.05
@@ -192,7 +192,7 @@ class Agents:
             self._look(node)
 
     def _look(self, node: str) -> None:
-        """Answer the watch of a node at news, as workers/agent.py does."""
+        """Answer the watch of a node at news, as workers/node/agent.py does."""
         agent = self.agents[node]
         if (watch := agent.watch) is None:
             return

@@ -13,25 +13,25 @@ from typing import Any
 
 from parts.simulated_agents import Habits, serve
 
-from cluster import fences as fence_files
-from cluster.fleet_record import FleetRecord
-from orchestrator.checkpoints import CheckpointService
-from orchestrator.core.fold import submitted
-from orchestrator.core.messages import Submitted
+from cluster.fleet.fleet_record import FleetRecord
+from cluster.host import fences as fence_files
+from orchestrator.core.controller.messages import Submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Job
-from orchestrator.runtime import actors, fences, reservations
-from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import ServerCodeArchives
-from orchestrator.runtime.controller import ControllerThread
-from orchestrator.runtime.data_moves import DataMoves
-from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.inbox import Inbox
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.log_copies import LogCopies
-from orchestrator.runtime.log_preservation import LogPreservation
-from orchestrator.runtime.ray_calls import with_time_limit
-from orchestrator.store.event_store import EventStore
+from orchestrator.runtime.agents import actors, fences, reservations
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.agents.ray_calls import with_time_limit
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.controller.controller import ControllerThread
+from orchestrator.runtime.controller.inbox import Inbox
+from orchestrator.runtime.controller.launch import Launcher
+from orchestrator.runtime.files.code_archives import ServerCodeArchives
+from orchestrator.runtime.files.data_moves import DataMoves
+from orchestrator.runtime.files.data_store import DataStore
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.runtime.logs.log_copies import LogCopies
+from orchestrator.runtime.logs.log_preservation import LogPreservation
+from orchestrator.store.events.event_store import EventStore
 
 
 class Line:
@@ -86,7 +86,7 @@ class Call:
 
 
 class Joined:
-    """In place of runtime/ray_link.py: always in the fleet's cluster."""
+    """In place of runtime/agents/ray_link.py: always in the fleet's cluster."""
 
     hold_reason = ""
 

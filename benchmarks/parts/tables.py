@@ -7,7 +7,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.show.units import duration, size
+from orchestrator.units import duration, size
 
 TEXTS = ("theirs", "process", "limit", "")
 STAGES = (

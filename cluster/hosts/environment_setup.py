@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster import environments, identity, interpreters, recipes
+from cluster.environments import environments, interpreters, recipes
+from cluster.environments.interpreters import Interpreter
 from cluster.errors import PolyfleetError, UserError
-from cluster.interpreters import Interpreter
+from cluster.fleet import identity
 from cluster.paths import storage_dir
 
 

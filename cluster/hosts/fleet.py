@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster import embedded, identity, tls, tokens
 from cluster.errors import PolyfleetError
-from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.fleet import identity, tls
+from cluster.fleet.fleet_record import FleetRecord, HostRecord
+from cluster.fleet.host_spec import SSHSpec
+from cluster.host import tokens
 from cluster.hosts import host_steps, pending_stops
-from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
 from cluster.hosts.survey import HostState, map_in_threads
+from cluster.nodes import embedded
 from cluster.paths import home
 
 Progress = Callable[[str], None]
@@ -58,7 +60,7 @@ def host_record(visit: HostState) -> HostRecord:
 
 
 def request_for(record: FleetRecord, host: HostRecord) -> dict[str, Any]:
-    """Return the `cluster.joined_nodes.Request` of a host.
+    """Return the `cluster.nodes.joined_nodes.Request` of a host.
 
     It contains secrets: send it over ssh, not in a command.
     """

@@ -1,7 +1,7 @@
 """Start a fleet's head on a host over SSH, before any node joins.
 
 The fleet's record, certificate authority and token stay on this machine; the server joins through a Ray node of its own
-(cluster/server_node.py).
+(cluster/nodes/server_node.py).
 """
 
 import socket
@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from cluster import embedded, fleet_record, ray_local, tls
 from cluster.errors import FleetError, PolyfleetError
-from cluster.fleet_record import FleetRecord, HostRecord
-from cluster.fleet_spec import FleetSpec
+from cluster.fleet import fleet_record, tls
+from cluster.fleet.fleet_record import FleetRecord, HostRecord
+from cluster.fleet.fleet_spec import FleetSpec
+from cluster.fleet.host_spec import SSHSpec
+from cluster.host.processes import reap
 from cluster.hosts import host_steps
 from cluster.hosts.fleet import host_record, join_host, leave, request_for
-from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
 from cluster.hosts.survey import HostState
+from cluster.nodes import embedded, ray_local
+from cluster.nodes.raylets import new_token, remove_tokens
 from cluster.paths import home, umask
-from cluster.processes import reap
-from cluster.raylets import new_token, remove_tokens
 from cluster.version import VERSION
 
 CONNECT_TIMEOUT_S = 5.0

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from cluster import fleet_record
 from cluster.errors import PolyfleetError
-from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.fleet import fleet_record
+from cluster.fleet.fleet_record import FleetRecord, HostRecord
 from cluster.hosts import head
-from cluster.node_repair import RepairResult
-from cluster.ray_head import HEAD
+from cluster.nodes.node_repair import RepairResult
+from cluster.nodes.ray_head import HEAD
 
 AWAY_S = 20.0
 """Time without a node after which its host counts as away. The watchdog restarts a lost node in half that time."""

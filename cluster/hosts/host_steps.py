@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cluster import recipes
+from cluster.environments import recipes
 from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.hosts import plan
 from cluster.hosts.ssh import HostRefused, Remote
@@ -127,7 +127,7 @@ def leave(remote: Remote, python: str, code: str, home: str) -> list[str]:
 
 
 def _host_command(python: str, code: str, home: str, verb: str) -> list[str]:
-    return ["env", f"PYTHONPATH={code}", f"POLYFLEET_HOME={home}", python, "-P", "-m", "workers.host", verb]
+    return ["env", f"PYTHONPATH={code}", f"POLYFLEET_HOME={home}", python, "-P", "-m", "workers.node.host", verb]
 
 
 def call(remote: Remote, command: Sequence[str], request: Data, timeout_s: float, progress: Progress) -> Any:

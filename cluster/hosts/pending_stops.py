@@ -3,8 +3,8 @@
 import json
 
 from cluster.errors import UserError
-from cluster.file_lock import exclusive
-from cluster.fleet_record import HostRecord
+from cluster.fleet.fleet_record import HostRecord
+from cluster.host.file_lock import exclusive
 from cluster.paths import home, private_dir, write_private
 from cluster.serialization import from_plain, to_plain
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.recipes import GB, Recipe
+from cluster.environments.recipes import GB, Recipe
 
 SKEW_S = 2.0
 """Clock differences above this give a warning: logs of several hosts are ordered by their clocks."""

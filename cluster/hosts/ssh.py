@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from cluster.errors import FleetError, PolyfleetError, UserError
-from cluster.hosts.spec import SSHSpec
+from cluster.fleet.host_spec import SSHSpec
 
 CONNECT_S = 10
 OPTIONS = (

@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from cluster import code_export, environments, identity, recipes
+from cluster.environments import code_export, environments, recipes
+from cluster.environments.recipes import Recipe
 from cluster.errors import FleetError, PolyfleetError, SpecError, UserError
-from cluster.fleet_spec import FleetSpec, Placement
+from cluster.fleet import identity
+from cluster.fleet.fleet_spec import FleetSpec, Placement
 from cluster.hosts import host_steps, shared_storage
 from cluster.hosts.plan import HostFacts, HostPlan, HostRequest, make_plan
 from cluster.hosts.ssh import Remote
 from cluster.paths import home
-from cluster.recipes import Recipe
 
 MAX_CONCURRENT = 32
 Progress = Callable[[str], None]

@@ -1,6 +1,6 @@
 """Write YAML with comments.
 
-The dumper of cluster.strict_yaml writes every key and value, so that text from users cannot change the structure.
+The dumper of cluster.input.strict_yaml writes every key and value, so that text from users cannot change the structure.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from cluster import strict_yaml
+from cluster.input import strict_yaml
 
 Document = dict[Any, Any]
 

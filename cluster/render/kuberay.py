@@ -7,10 +7,10 @@ The labels are in the group as well.
 
 from cluster import catalogue
 from cluster.errors import SpecError
-from cluster.fleet_spec import FleetSpec
+from cluster.fleet.engine_spec import KubernetesFleet, KubernetesHead, KubernetesPool, Tolerations, size_bytes
+from cluster.fleet.fleet_spec import FleetSpec
 from cluster.render.document import Document, Note, text
 from cluster.render.shapes import Shape, missing_field, other_storages, ray_version, settings, shapes, storages
-from cluster.render.spec import KubernetesFleet, KubernetesHead, KubernetesPool, Tolerations, size_bytes
 from cluster.version import VERSION
 
 NEEDED = ("cpus", "memory", "image")
@@ -22,7 +22,7 @@ SPOT = {
 }
 """Labels of a cloud's spot machines, by the beginning of the catalogue's selector for that cloud."""
 GRACE_S = 60
-"""Grace period of a pod. Attempts have 30 s of it to save (cluster/termination_notice.py)."""
+"""Grace period of a pod. Attempts have 30 s of it to save (cluster/host/termination_notice.py)."""
 
 
 def render(fleet: FleetSpec) -> tuple[str, list[str]]:
@@ -140,7 +140,7 @@ def _worker(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Docu
         "resources": _amounts(limits),
         "volumeMounts": [_mount("polyfleet", HOME), *_shared_mounts(kubernetes)],
         Note("jobs save before the pod ends"): None,
-        "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "cluster.termination_notice"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "cluster.host.termination_notice"]}}},
     }
     volumes = [{"name": "polyfleet", "emptyDir": {}}, *_shared_volumes(kubernetes)]
     account: Document = {"serviceAccountName": pool_settings.service_account} if pool_settings.service_account else {}

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cluster import strict_yaml
 from cluster.errors import SpecError
-from cluster.fleet_spec import FleetSpec
+from cluster.fleet.engine_spec import AutoscalerFleet, AutoscalerPool
+from cluster.fleet.fleet_spec import FleetSpec
+from cluster.input import strict_yaml
 from cluster.render.document import Document, Note, text
 from cluster.render.shapes import Shape, missing_field, ray_version, settings, shapes
-from cluster.render.spec import AutoscalerFleet, AutoscalerPool
 from cluster.version import VERSION
 
 NEEDED = ("cpus",)

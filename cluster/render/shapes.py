@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import PurePosixPath
 
-from cluster import catalogue, environments
+from cluster import catalogue
+from cluster.environments import environments
 from cluster.errors import SpecError
-from cluster.fleet_spec import FleetSpec, PoolSpec
-from cluster.ray_node import SETTINGS, visibility_settings
-from cluster.render.spec import size_bytes, split_accelerators
+from cluster.fleet.engine_spec import size_bytes, split_accelerators
+from cluster.fleet.fleet_spec import FleetSpec, PoolSpec
+from cluster.nodes.ray_node import SETTINGS, visibility_settings
 
-HOOK = "cluster.ray_start_hook.prepare_node_of_an_engine"
+HOOK = "cluster.nodes.ray_start_hook.prepare_node_of_an_engine"
 EXAMPLES = {
     "accelerators": "write kind and count per node, e.g. nvidia:H100-80GB:8",
     "cpus": "write the number of CPUs per node, e.g. 96",
@@ -63,7 +64,7 @@ class Shape:
         } | self.spec.labels
 
     def variables(self, storage: str = "", neighbours: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the variables that the agents of its nodes read; cluster/raylets.py sets the same ones."""
+        """Return the variables that the agents of its nodes read; cluster/nodes/raylets.py sets the same ones."""
         variables = {
             "POLYFLEET_POOL": self.pool,
             "POLYFLEET_BACKEND": self.spec.backend,

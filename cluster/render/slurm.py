@@ -7,9 +7,9 @@ last Polyfleet's server. Text from users is quoted in the script, or is one chec
 
 import shlex
 
-from cluster.fleet_spec import FleetSpec
+from cluster.fleet.engine_spec import SlurmFleet, SlurmPool
+from cluster.fleet.fleet_spec import FleetSpec
 from cluster.render.shapes import Shape, environment_name, missing_field, other_storages, settings, shapes, storages
-from cluster.render.spec import SlurmFleet, SlurmPool
 from cluster.version import VERSION
 
 NEEDED = ("cpus",)

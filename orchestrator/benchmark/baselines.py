@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cluster.errors import NotFound
-from orchestrator.benchmark_format import FORMAT
+from orchestrator.benchmark.benchmark_format import FORMAT
 
 Data = dict[str, Any]
 

@@ -7,8 +7,8 @@ A result here is a line of a run, with its samples: {"case", "target" (the targe
 from collections.abc import Iterable
 from typing import Any
 
-from workers.benchmark import statistics
-from workers.benchmark.statistics import Ratio
+from workers.measurement import statistics
+from workers.measurement.statistics import Ratio
 
 Data = dict[str, Any]
 

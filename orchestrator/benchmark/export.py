@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.errors import UserError
 from cluster.version import VERSION
-from workers.benchmark import statistics
+from workers.measurement import statistics
 
 Data = dict[str, Any]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.benchmark.baselines import software
 from orchestrator.benchmark.results import MEASURED, summarize
-from workers.benchmark import statistics
-from workers.benchmark.statistics import Verdict, fastest_part_s
+from workers.measurement import statistics
+from workers.measurement.statistics import Verdict, fastest_part_s
 
 SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
 MIN_RUNS = 2

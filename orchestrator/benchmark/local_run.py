@@ -12,8 +12,8 @@ from typing import Any
 
 from cluster.errors import FleetError, UserError
 from orchestrator.benchmark import suite
+from orchestrator.benchmark.benchmark_format import FORMAT
 from orchestrator.benchmark.round_runner import RoundRunner, SessionEnded, TargetLost
-from orchestrator.benchmark_format import FORMAT
 from workers.benchmark.session_server import request
 
 START_TIMEOUT_S = 180.0

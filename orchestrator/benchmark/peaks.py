@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from cluster import catalogue
-from workers.capability.documented import citation
+from workers.devices.capability.documented import citation
 
 TERA, GIGA = 1e12, 1e9
 

@@ -12,8 +12,9 @@ from typing import Any
 from cluster.catalogue.precision import BYTES, SHORT_OF, long_name
 from cluster.errors import NotFound
 from orchestrator.benchmark import comparison, peaks
-from workers.benchmark import catalogue, statistics
+from workers.benchmark.cases import catalogue
 from workers.benchmark.host import classify
+from workers.measurement import statistics
 
 SCHEMA = 2
 MEASURED = "measured"

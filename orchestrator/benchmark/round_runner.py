@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from orchestrator.benchmark import comparison
 from orchestrator.benchmark.suite import BenchmarkRequest, CaseGroup, MeasurementSettings
-from workers.benchmark import statistics
 from workers.benchmark.host import classify
+from workers.measurement import statistics
 
 OPEN_S, BLOCK_S, CALL_S = 600.0, 120.0, 60.0
 NEEDS_REPEAT, ENDED_PROCESS = "again", "ended its process"

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 from cluster.errors import nearest
-from cluster.validation_errors import WrongValueError, validate_model
-from workers.benchmark import catalogue
+from cluster.input.validation_errors import WrongValueError, validate_model
+from workers.benchmark.cases import catalogue
 from workers.kernels import names as kernel_names
 
 Data = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import write
+from orchestrator.cli.terminal.output import write
 
 VARIABLE = "_POLYFLEET_COMPLETE"
 

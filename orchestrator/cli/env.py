@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import completion_values
-from orchestrator.cli.output import Format, Output, emit, print_message, write
+from orchestrator.cli.terminal import completion_values
+from orchestrator.cli.terminal.output import Format, Output, emit, print_message, write
 
 app = typer.Typer(help="Python environments of pools.", no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[
@@ -23,7 +23,7 @@ FleetFile = Annotated[Path | None, typer.Option("--file", help="Fleet file that 
 @app.command("list")
 def list_(output: Output = Format.TABLE) -> None:
     """List the Python environments on this machine."""
-    from cluster.environments import list_environments
+    from cluster.environments.environments import list_environments
     from orchestrator.show.fleet import environments
 
     emit([_plain(e) for e in list_environments()], output, environments)
@@ -32,7 +32,7 @@ def list_(output: Output = Format.TABLE) -> None:
 @app.command()
 def create(name: Name, file: FleetFile = None) -> None:
     """Create an environment if it is missing, and print its interpreter. The first time takes minutes."""
-    from cluster import environments
+    from cluster.environments import environments
 
     write(str(environments.create(_find_environment(name, file), print_message)))
 
@@ -40,7 +40,7 @@ def create(name: Name, file: FleetFile = None) -> None:
 @app.command()
 def path(name: Name, file: FleetFile = None) -> None:
     """Print the interpreter of an environment that exists."""
-    from cluster import environments
+    from cluster.environments import environments
 
     write(str(environments.path(_find_environment(name, file))))
 
@@ -48,7 +48,7 @@ def path(name: Name, file: FleetFile = None) -> None:
 @app.command()
 def remove(name: Annotated[str, typer.Argument(help="Environment name, as `polyfleet env list` prints it")]) -> None:
     """Remove an environment, unless a process runs from it."""
-    from cluster import environments
+    from cluster.environments import environments
 
     for folder in environments.remove(name):
         print_message(f"removed {folder}")
@@ -56,9 +56,9 @@ def remove(name: Annotated[str, typer.Argument(help="Environment name, as `polyf
 
 def _find_environment(name: str, file: Path | None) -> Any:
     """The environment for `name`: a pool of `file`, a built-in environment, or a pool of the demo fleet."""
+    from cluster.environments.recipes import NAMES
     from cluster.errors import NotFound, nearest
-    from cluster.fleet_spec import FLEETS, load_fleet
-    from cluster.recipes import NAMES
+    from cluster.fleet.fleet_spec import FLEETS, load_fleet
 
     if file is None and name in NAMES:
         return name

@@ -8,31 +8,12 @@ from typing import Annotated
 import typer
 
 from cluster.version import VERSION
-from orchestrator.cli import (
-    benchmark,
-    checkpoint,
-    completion,
-    env,
-    execs,
-    files,
-    fleet,
-    hosts,
-    jobs,
-    kernels,
-    logs,
-    node,
-    offer,
-    render,
-    run,
-    schema,
-    server,
-    simulate,
-    submit,
-    top,
-    validate,
-)
-from orchestrator.cli.errors import EXIT_CODES, print_error
-from orchestrator.cli.help_pages import InGroups, show_examples
+from orchestrator.cli import completion, env, render, schema
+from orchestrator.cli.fleet import fleet, hosts, node, server, top
+from orchestrator.cli.jobs import checkpoint, execs, files, jobs, logs, offer, run, submit
+from orchestrator.cli.measurement import benchmark, kernels, simulate, validate
+from orchestrator.cli.terminal.errors import EXIT_CODES, print_error
+from orchestrator.cli.terminal.help_pages import InGroups, show_examples
 
 NAME = "polyfleet"
 _CODES = "  ".join(f"{code} {meaning.partition(';')[0]}." for code, meaning in EXIT_CODES.items())

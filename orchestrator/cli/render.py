@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import print_message, write
+from orchestrator.cli.terminal.output import print_message, write
 
 
 class Engine(StrEnum):
@@ -29,7 +29,7 @@ def render(
     from importlib import import_module
 
     from cluster.errors import UserError
-    from cluster.fleet_spec import load_fleet
+    from cluster.fleet.fleet_spec import load_fleet
 
     renderer = import_module(f"cluster.render.{engine.value.replace('-', '_')}")
     text, remarks = renderer.render(load_fleet(file))

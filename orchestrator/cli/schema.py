@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import Format, as_json, as_yaml, write
+from orchestrator.cli.terminal.output import Format, as_json, as_yaml, write
 
 
 class Kind(StrEnum):
@@ -23,7 +23,7 @@ def schema(
     output: Annotated[SchemaFormat, typer.Option("--output", "-o", help="Output format")] = SchemaFormat.JSON,
 ) -> None:
     """Print the JSON Schema of a job file or of a fleet file."""
-    from orchestrator.schemas import get_schema
+    from orchestrator.spec.schemas import get_schema
 
     data = get_schema(kind.value)
     write(as_json(data) if output.value == Format.JSON.value else as_yaml(data))

@@ -20,10 +20,11 @@ class Candidate:
     `memory_estimated`: it was computed from the sizes of its model. `exclusive`: all devices of the kind on each node,
     none of them used by another job; the counts then have no meaning.
     `whole_batch`: `batch_size` is the total of all ranks, each of which takes an equal share; else it is per rank.
-    `launch` applies to a command: one of workers.messages.LAUNCHES. `max_price` is per device and hour; 0: any.
+    `launch` applies to a command: one of LAUNCHES in workers/protocol/messages.py. `max_price` is per device and hour;
+    0: any.
     `pools`: any of these, () for all, but none of `not_pools`. `dtypes` must be supported natively, and `features` are
     other requirements (cluster/catalogue/device_features.py).
-    Overrides are merged with the job's own values already (see orchestrator/job_spec.py); zero and "" mean not set.
+    Overrides are merged with the job's own values already (orchestrator/spec/job_spec.py); zero and "" mean not set.
     """
 
     kinds: tuple[str, ...]
@@ -62,9 +63,9 @@ class Candidate:
 class Recovery:
     """Retry limits. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes; -1: no limit.
 
-    An exit code in `retry_exit_codes` counts as an interruption. `on_events` replaces the default action of retry.py
-    for a kind of failure: restart, retry, next, fail, or (for nan) ignore. `on_disconnect`: restart, wait or stop.
-    `hang_after_s` 0: the default rule of its task, -1: never.
+    An exit code in `retry_exit_codes` counts as an interruption. `on_events` replaces the default action of
+    jobs/retry.py for a kind of failure: restart, retry, next, fail, or (for nan) ignore. `on_disconnect`: restart, wait
+    or stop. `hang_after_s` 0: the default rule of its task, -1: never.
     """
 
     max_restarts: int = 0
@@ -93,7 +94,7 @@ class Data:
 
     @property
     def key(self) -> str:
-        """Key by which nodes list cached content (cluster/content_cache.py)."""
+        """Key by which nodes list cached content (cluster/host/content_cache.py)."""
         return (self.sha256 or hashlib.sha256(self.uri.encode()).hexdigest())[:16]
 
 
@@ -113,11 +114,11 @@ class Job:
     `number` is the position in the order of submission. `workload` is the key of its measurements (see throughput.py).
     `package` is the SHA-256 of the code archive, `content_sha` that of its content without times. `secrets` are
     references, never values. `output_limit_bytes` limits its folder of files on each node; 0: no limit of the job.
-    `replicas`: number of copies of its newest checkpoint on other machines (see checkpoint_replication.py).
+    `replicas`: number of copies of its newest checkpoint on other machines (step/checkpoint_replication.py).
     `refusals`: number of launches in a row that did not start any rank.
     `weight` is its value relative to jobs of equal priority, `project` the owner of its quota, `deadline_s` by the wall
     clock, 0 for none; `work` is its size.
-    `first_candidate` is where the search starts: 0, or one past the candidate whose attempt failed (see retry.py).
+    `first_candidate` is where the search starts: 0, or one past the candidate whose attempt failed (jobs/retry.py).
     `avoid` names the nodes of a failed attempt; other nodes come first. `backend` is that of its newest attempt.
     `floor`: the highest epoch that a node or fence has recorded for it, if above `epoch`; an epoch is never used twice.
     `overtaken`: attempts that are missing from this log have run, and none has started since.
@@ -250,8 +251,8 @@ class Snapshot:
     `now_s` and `paused_until_s` (by job) are monotonic and affect decisions; `wall_s` is only used in messages, for the
     age of measurements. `startable` are devices of nodes that an autoscaler may start, `notes` sentences about them by
     job, as in Plan.why_not. `progress` has the jobs that have run or reported, `since` all jobs. `policy` is one of
-    planner.policies.POLICIES. `memory` was returned by the previous plan; `ageing_s` and `explore_device_s` are as in
-    policy.Policy.
+    POLICIES in plan/policies/priced_policies.py. `memory` was returned by the previous plan; `ageing_s` and
+    `explore_device_s` are as in policy.Policy.
     """
 
     now_s: float

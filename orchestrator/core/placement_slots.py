@@ -44,7 +44,7 @@ class PlaceReservation:
 class PlanMemory:
     """State passed from one plan to the next; it may be empty.
 
-    `work` are prices of the work by island, `devices` those of devices by priority and island (see core/planner).
+    `work` are prices of the work by island, `devices` those of devices by priority and island (core/plan/arrays).
     `reserved` is by job. `fault`: error of an installed policy in the last decision, for which the order of submission
     was used instead. `gap` is that of the last full decision, as Plan.gap. `drains_s`, by priority: how long all
     devices together would take for all jobs that wait, or waited recently, and need at most 1, 2, 4, 8 …

@@ -13,10 +13,10 @@ HIGHEST = 1000
 class Policy:
     """Scheduling policy.
 
-    `name`: one of planner.policies.POLICIES, or an installed policy. `every_s`: interval of full decisions, in which
-    jobs of equal priority may be stopped or moved. `ageing_s`: waiting time that raises a job's priority by one; 0:
-    never. `explore_device_s`: device-seconds for which jobs of a workload may use an unmeasured kind before measured
-    kinds come first.
+    `name`: one of POLICIES in plan/policies/priced_policies.py, or an installed policy. `every_s`: interval of full
+    decisions, in which jobs of equal priority may be stopped or moved. `ageing_s`: waiting time that raises a job's
+    priority by one; 0: never. `explore_device_s`: device-seconds for which jobs of a workload may use an unmeasured
+    kind before measured kinds come first.
     """
 
     name: str = "finish_time"

@@ -14,8 +14,8 @@ from orchestrator.core import roofline
 from orchestrator.core.durations import duration_text
 
 if TYPE_CHECKING:
-    from orchestrator.core.gang import PlacementOption
     from orchestrator.core.model import Job
+    from orchestrator.core.plan.options.gang import PlacementOption
 
 Key = tuple[str, str, str, str]
 """Workload, mode, kind, precision."""
@@ -58,8 +58,8 @@ class Measured:
 class Estimated:
     """Estimated rate of one device; `low` to `high` is a 90 % interval.
 
-    It follows from the differences between kinds for `workloads` other workloads (planner/completion.py), or from
-    published figures and the measured rate on kind `measured_kind`.
+    It follows from the differences between kinds for `workloads` other workloads (plan/arrays/completion.py), or
+    from published figures and the measured rate on kind `measured_kind`.
     """
 
     items_per_s: float
@@ -153,7 +153,7 @@ class Rates:
     """Rates of the options of one job: items per second of all devices together, assuming linear scaling.
 
     If nothing was measured but jobs of the workload have ended, rates are in jobs per second. `explored`: kinds that
-    were explored for long enough (see exploration.py).
+    were explored for long enough (see plan/exploration.py).
     """
 
     job: "Job"

@@ -22,3 +22,9 @@ LEASE_MARGIN_S = 2.0
 
 By then its supervisor has killed its ranks, or its agent has killed a supervisor that did not.
 """
+
+PATIENT_LEASE_S = 86_400.0
+"""Lease of a job that waits for a disconnected node (`on_disconnect: wait`): the longest that an order may have."""
+
+STUCK_EXPIRES_S = 180.0
+"""Seconds between failed launches above which they are unrelated; a job is retried after about a minute at most."""

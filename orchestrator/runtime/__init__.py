@@ -1,1 +1,1 @@
-"""The server's Ray driver: observe nodes, plan, apply. No other part of the orchestrator imports Ray."""
+"""The server's Ray driver: observe nodes, plan, apply. In the orchestrator, only `agents` here imports Ray."""

@@ -13,7 +13,7 @@ def crash_line(name: str) -> str:
 
 
 def point(name: str) -> None:
-    """Exit as if by `kill -9` if POLYFLEET_CRASH_AT has this name (all: core/crash_points.py)."""
+    """Exit as if by `kill -9` if POLYFLEET_CRASH_AT has this name (all: core/controller/crash_points.py)."""
     if name == AT:
         print(crash_line(name), file=sys.stderr, flush=True)  # noqa: T201 - tests wait for this line
         os._exit(CODE)

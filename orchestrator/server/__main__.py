@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, help="loopback TCP port to listen on, too (0: any free port)")
     arguments = parser.parse_args()
     log_to_stderr()
-    from orchestrator.service import Service
+    from orchestrator.services.service import Service
 
     try:
         serve(arguments.home.absolute(), arguments.port, Service)

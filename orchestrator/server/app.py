@@ -12,9 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from cluster import paths
 from cluster.version import VERSION
-from orchestrator.server import responses
+from orchestrator.home.server_authentication import challenge_response
 from orchestrator.server.batching import Batcher
 from orchestrator.server.guard import Guard
+from orchestrator.server.http import responses
+from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.routes import (
     benchmarks,
     changes,
@@ -28,8 +30,6 @@ from orchestrator.server.routes import (
     schema,
     server,
 )
-from orchestrator.server.server_authentication import challenge_response
-from orchestrator.server.service_protocol import ServiceProtocol
 
 
 class GuardedApp(FastAPI):

@@ -14,7 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orchestrator.server.unix_socket import peer_uid
+from orchestrator.home.unix_socket import peer_uid
 
 HEAD_S = 10.0
 BODY_S = 30.0

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.limits import MAX_CONCURRENT_REQUESTS, TooManyRequests
-from orchestrator.server import responses
-from orchestrator.server.responses import simple_error
+from orchestrator.server.http import responses
+from orchestrator.server.http.responses import simple_error
 
 PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})

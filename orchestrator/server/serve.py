@@ -16,17 +16,17 @@ import anyio.to_thread
 import uvicorn
 from fastapi import FastAPI
 
-from cluster import tokens
 from cluster.errors import Conflict, UserError
+from cluster.host import tokens
+from cluster.host.processes import identify
 from cluster.paths import private_dir
-from cluster.processes import identify
 from cluster.version import VERSION
-from orchestrator.server import server_record, token, unix_socket
+from orchestrator.home import server_record, token, unix_socket
+from orchestrator.home.server_record import ServerRecord
 from orchestrator.server.app import make_app
-from orchestrator.server.archive_upload import remove_partial_uploads
 from orchestrator.server.connection_limits import BACKLOG, MAX_ACCEPTED, make_protocol, raise_file_limit
-from orchestrator.server.server_record import ServerRecord
-from orchestrator.server.service_protocol import ServiceProtocol
+from orchestrator.server.http.archive_upload import remove_partial_uploads
+from orchestrator.server.http.service_protocol import ServiceProtocol
 
 DRAIN_S = 3
 GC_THRESHOLD = 20_000

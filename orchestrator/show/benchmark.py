@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.show.setting_text import settings_text
 from orchestrator.show.table import TableStack, TextTable, facts, grid
-from orchestrator.show.terminal_text import escape_control, one_line
-from orchestrator.show.units import duration, time_since
+from orchestrator.terminal_text import escape_control, one_line
+from orchestrator.units import duration, time_since
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

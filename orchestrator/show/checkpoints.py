@@ -3,8 +3,8 @@
 from typing import Any
 
 from orchestrator.show.table import TableStack, TextTable, facts, grid
-from orchestrator.show.terminal_text import escape_control
-from orchestrator.show.units import duration, size
+from orchestrator.terminal_text import escape_control
+from orchestrator.units import duration, size
 
 Data = dict[str, Any]
 

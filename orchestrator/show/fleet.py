@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchestrator.show.table import Renderable, TableStack, TextTable, facts, grid
-from orchestrator.show.units import size
+from orchestrator.units import size
 
 Data = dict[str, Any]
 ACT_ON = ("error", "warning")

@@ -6,8 +6,8 @@ from typing import Any
 from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
 from orchestrator.show.table import TableStack, TextTable, facts, grid
-from orchestrator.show.terminal_text import escape_control
-from orchestrator.show.units import elapsed, size, time_since, when
+from orchestrator.terminal_text import escape_control
+from orchestrator.units import elapsed, size, time_since, when
 
 Data = dict[str, Any]
 COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "known_until", "attempts",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.show.terminal_text import one_line
+from orchestrator.terminal_text import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

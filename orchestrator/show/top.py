@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+from orchestrator.client.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, TopSnapshot
 from orchestrator.show.table import TableStack, TextTable, grid
-from orchestrator.show.units import duration, size, timestamp
-from orchestrator.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, TopSnapshot
+from orchestrator.units import duration, size, timestamp
 
 BAR = 10
 MAX_ROWS = 30

@@ -18,19 +18,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cluster import archive_unpack, checkpoint_location, fleet_record, strict_yaml, untrusted_files
+from cluster.environments.requirements import is_plain_requirement
 from cluster.errors import PolyfleetError, UserError
-from cluster.fleet_spec import parse_fleet
-from cluster.requirements import is_plain_requirement
-from orchestrator import env_file, resource_syntax
-from orchestrator.ignore_file import FILE, GIT_FILE, load_rules
-from orchestrator.job_spec import parse_job
+from cluster.fleet import fleet_record
+from cluster.fleet.fleet_spec import parse_fleet
+from cluster.input import archive_unpack, checkpoint_location, strict_yaml, untrusted_files
+from orchestrator.code_archives.ignore_file import FILE, GIT_FILE, load_rules
+from orchestrator.home import server_record
 from orchestrator.log_lines import parse_line
-from orchestrator.server import server_record as server_record
+from orchestrator.spec import resource_syntax
+from orchestrator.spec.job_spec import parse_job
+from orchestrator.submission import env_file
 from workers.attempt.attempt import LocalAttempt
-from workers.attempt.folders import AttemptFolder, AttemptId
-from workers.code_archives import NodeCodeArchives
-from workers.messages import AttemptStatus, Outcome
+from workers.protocol.folders import AttemptFolder, AttemptId
+from workers.protocol.messages import AttemptStatus, Outcome
+from workers.storage.code_archives import NodeCodeArchives
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +96,7 @@ def _headers() -> list[bytes]:
 
 
 def _header(data: bytes, folder: Path) -> object:
-    from workers.checkpoint.exchange.safetensors_files import read_header
+    from workers.checkpoint.exchange.sources.safetensors_files import read_header
 
     path = folder / "model.safetensors"
     path.write_bytes(data)
@@ -106,7 +108,7 @@ def _torch_files() -> list[bytes]:
 
 
 def _torch_file(data: bytes, folder: Path) -> object:
-    from workers.checkpoint.exchange.torch_archive import Archive
+    from workers.checkpoint.exchange.pickles.torch_archive import Archive
 
     path = folder / "model.pt"
     path.write_bytes(data)
@@ -128,7 +130,7 @@ def _pickles() -> list[bytes]:
 
 
 def _pickle(data: bytes, folder: Path) -> object:
-    from workers.checkpoint.exchange import pickle_symbols
+    from workers.checkpoint.exchange.pickles import pickle_symbols
 
     return [pickle_symbols.read(data, "data.pkl", persistent=lambda pid: ("storage", repr(pid)[:100]))]
 
@@ -203,7 +205,7 @@ def _job_file(data: bytes, folder: Path) -> object:
 
 
 def _fleet_files() -> list[bytes]:
-    written = [path.read_bytes() for path in sorted((ROOT / "cluster" / "fleets").glob("*.yaml"))]
+    written = [path.read_bytes() for path in sorted((ROOT / "cluster" / "fleet" / "fleets").glob("*.yaml"))]
     lines = (
         b"pools: {a: {backend: cpu, environment: {requirements: ['torch==2.9.0; python_version > \"3\"']}, nodes: 2}}"
     )
@@ -345,7 +347,7 @@ POLLS = (b"stream", b"follow", b"changes", b"shutdown")
 def _server(folder: Path) -> tuple[Any, Any, Path, asyncio.AbstractEventLoop]:
     """A real service without a fleet behind the real application; requests are given to it directly."""
     from orchestrator.server.app import make_app
-    from orchestrator.service import Service
+    from orchestrator.services.service import Service
 
     home = folder / "home"
     home.mkdir()

@@ -4,11 +4,11 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
-from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.runtime.log_copies import LogCopies
-from orchestrator.runtime.logs import JobLogs
+from orchestrator.runtime.logs.log_copies import LogCopies
+from orchestrator.runtime.logs.logs import JobLogs
 
 Node = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))["Node"]
 

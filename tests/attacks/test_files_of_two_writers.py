@@ -8,8 +8,8 @@ import pytest
 from patience import wait_for
 
 from cluster.paths import write_private
-from orchestrator.server import server_record
-from workers.attempt.folders import replace_text
+from orchestrator.home import server_record
+from workers.protocol.folders import replace_text
 
 DEADLINE_S = 180.0
 

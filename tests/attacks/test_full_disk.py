@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.attempt import lease
+from workers.protocol import lease
 from workers.tasks.event_writer import Events
 
 AT_WORK = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))

@@ -14,12 +14,12 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.fold import submitted
-from orchestrator.job_spec import parse_job
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.server.app import make_app
+from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.serve import listener, server_config
-from orchestrator.server.service_protocol import ServiceProtocol
-from orchestrator.service import Service
+from orchestrator.services.service import Service
+from orchestrator.spec.job_spec import parse_job
 
 TOKEN = "t" * 64
 RUN = {"task": "run", "command": "true", "name": "hello"}

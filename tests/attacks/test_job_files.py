@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from patience import wait_for
 
 from orchestrator.core.model import Event
-from orchestrator.store.event_store import EventStore
-from workers.agent import Agent
+from orchestrator.store.events.event_store import EventStore
 from workers.attempt.attempt import LocalAttempt
-from workers.attempt.folders import AttemptFolder, AttemptId
 from workers.attempt.rank_files import RankFileReader
-from workers.messages import Order, Outcome, RankEvent
-from workers.rank_events import MAX_LINE_BYTES
+from workers.node.agent import Agent
+from workers.protocol.folders import AttemptFolder, AttemptId
+from workers.protocol.messages import Order, Outcome, RankEvent
+from workers.protocol.rank_events import MAX_LINE_BYTES
 
 HANG_S = 30.0
 START = "import json, os, time; here = os.environ['POLYFLEET_ATTEMPT_DIR']; os.chdir(here)\n"

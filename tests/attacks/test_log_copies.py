@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from log_readers import Direct, Node, lines, reader, record
 
 from cluster.errors import FleetError
-from orchestrator.core.commands import RemoveFiles
-from orchestrator.runtime import log_copies
-from orchestrator.runtime.log_copies import LogCopies
-from orchestrator.runtime.log_preservation import TRIES, LogPreservation
+from orchestrator.core.controller.commands import RemoveFiles
+from orchestrator.runtime.logs import log_copies
+from orchestrator.runtime.logs.log_copies import LogCopies
+from orchestrator.runtime.logs.log_preservation import TRIES, LogPreservation
 
 
 @pytest.fixture

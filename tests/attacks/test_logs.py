@@ -10,12 +10,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from log_readers import Direct, Node, lines, pages, reader, record
 
-from cluster import log_files
 from cluster.errors import UserError
-from cluster.untrusted_files import UnreadableFile
+from cluster.host import log_files
+from cluster.input.untrusted_files import UnreadableFile
 from workers.attempt.folder_setup import log_limit_bytes
-from workers.attempt.rank_log import RankLog
-from workers.attempt.redaction import Redactor
+from workers.attempt.supervision.rank_log import RankLog
+from workers.protocol.redaction import Redactor
 
 SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 FORGED = "1999-12-31T23:59:59.000000Z err all is well"

@@ -12,11 +12,13 @@ import pytest
 from live_folders import list_files
 from patience import wait_for
 
-from cluster import embedded, fleet_record, paths
-from cluster.fleet_record import FleetRecord
-from cluster.fleet_spec import FleetSpec, parse_fleet
-from cluster.node_repair import HEAD, NodeRepair
-from cluster.raylets import wait_until_started
+from cluster import paths
+from cluster.fleet import fleet_record
+from cluster.fleet.fleet_record import FleetRecord
+from cluster.fleet.fleet_spec import FleetSpec, parse_fleet
+from cluster.nodes import embedded
+from cluster.nodes.node_repair import HEAD, NodeRepair
+from cluster.nodes.raylets import wait_until_started
 
 pytestmark = pytest.mark.full
 

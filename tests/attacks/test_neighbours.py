@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from cluster import code_export, fleet_record, paths, raylets
-from cluster.embedded import down
+from cluster import paths
+from cluster.environments import code_export
+from cluster.environments.environment_spec import EnvironmentSpec
 from cluster.errors import UserError
-from cluster.fleet_record import FleetRecord
-from cluster.fleet_spec import PoolSpec, parse_fleet
-from cluster.fleet_spec_fields import EnvironmentSpec
-from cluster.processes import is_alive
-from orchestrator.server import daemon
-from workers.agent import Agent
-from workers.pool_storage import PoolStorage
+from cluster.fleet import fleet_record
+from cluster.fleet.fleet_record import FleetRecord
+from cluster.fleet.fleet_spec import PoolSpec, parse_fleet
+from cluster.host.processes import is_alive
+from cluster.nodes import raylets
+from cluster.nodes.embedded import down
+from orchestrator.home import daemon
+from workers.node.agent import Agent
+from workers.storage.pool_storage import PoolStorage
 
 HERE = EnvironmentSpec(interpreter="current")
 MASKS = [0o000, 0o022, 0o077]
@@ -274,7 +277,7 @@ def test_a_temporary_folder_that_has_become_a_link_is_not_followed(home: Path, p
 
 
 def test_a_fleet_that_names_a_shared_folder_as_storage_does_not_begin(home: Path, place: Path):
-    from cluster import embedded
+    from cluster.nodes import embedded
 
     shared = place / "shared"
     shared.mkdir()

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from cluster import checkpoint_location
-from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError, NotFound, SpecError, UserError
-from orchestrator import checkpoint_copy
-from orchestrator.checkpoint_address import is_local
-from orchestrator.checkpoints import CheckpointService
-from orchestrator.job_spec import parse_job
-from orchestrator.runtime.agents import Agents
+from cluster.input import checkpoint_location
+from cluster.input.checkpoint_location import CheckpointLocation
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.checkpoints import checkpoint_copy
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.spec.checkpoint_address import is_local
+from orchestrator.spec.job_spec import parse_job
 from workers.attempt.folder_setup import resolve_paths
 from workers.checkpoint.tools import run
 from workers.checkpoint.transfer.stores import store
-from workers.checkpoint_tools import CheckpointTools
-from workers.messages import Order
-from workers.pool_storage import PoolStorage
+from workers.protocol.messages import Order
+from workers.storage.checkpoint_tools import CheckpointTools
+from workers.storage.pool_storage import PoolStorage
 
 NO_STORE = (
     "x://y", "x://../../etc", "file:///etc/passwd", "memory://a/b", "http://169.254.169.254/latest/meta-data",

@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from log_readers import Node
 
-from cluster import log_files
 from cluster.errors import SpecError
+from cluster.host import log_files
 from cluster.serialization import to_plain
-from orchestrator.job_spec import parse_job
-from orchestrator.runtime.secrets import resolve_secrets
-from workers.attempt.rank_log import MAX_LINE_BYTES, RankLog
-from workers.attempt.redaction import Redactor
-from workers.code_archives import NodeCodeArchives
+from orchestrator.runtime.controller.secrets import resolve_secrets
+from orchestrator.spec.job_spec import parse_job
+from workers.attempt.supervision.rank_log import MAX_LINE_BYTES, RankLog
+from workers.protocol.redaction import Redactor
+from workers.storage.code_archives import NodeCodeArchives
 
 CANARY = "c4n4ry/\"é'+ &<7f3a91\\x>9=d"
 
@@ -150,7 +150,7 @@ def test_the_failure_of_any_rank_is_masked_before_it_is_written(node):
     (shared / "order.json").write_text(json.dumps(to_plain(node.order(task="train", entry="train.py:train"))))
     secret = {"POLYFLEET_SECRETS": "KEY", "KEY": CANARY}
     environ = {**os.environ, **secret, "POLYFLEET_ATTEMPT_DIR": str(shared), "RANK": "1"}
-    command = [sys.executable, "-P", "-m", "workers.attempt.rank_main"]
+    command = [sys.executable, "-P", "-m", "workers.tasks.rank_main"]
     subprocess.run(command, env=environ, cwd=shared / "work" / "1", capture_output=True, timeout=120)
     assert json.loads((shared / "failure-1.json").read_text())["message"] == "ValueError: ***"
     assert holding(shared, CANARY) == []

@@ -20,16 +20,18 @@ import pytest
 import uvicorn
 from patience import wait_for
 
-from cluster import tokens
 from cluster.errors import FleetError
-from cluster.processes import is_alive
-from orchestrator import client as http
-from orchestrator import server_connection
-from orchestrator.server import connection_limits, daemon, server_authentication, streams
+from cluster.host import tokens
+from cluster.host.processes import is_alive
+from orchestrator.client import client as http
+from orchestrator.client import server_connection
+from orchestrator.home import daemon, server_authentication
+from orchestrator.home.server_record import ServerRecord
+from orchestrator.server import connection_limits
 from orchestrator.server.app import make_app
 from orchestrator.server.connection_limits import MAX_UNAUTHENTICATED
+from orchestrator.server.http import streams
 from orchestrator.server.serve import listener, server_config
-from orchestrator.server.server_record import ServerRecord
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = [

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from cluster import archive_checks, archive_entries, archive_unpack
 from cluster.errors import PolyfleetError, SpecError, UserError
-from orchestrator import code_archive, ignore_file
-from orchestrator.runtime.code_archives import ServerCodeArchives as Uploaded
-from workers.code_archives import NodeCodeArchives as OnNode
+from cluster.input import archive_checks, archive_entries, archive_unpack
+from orchestrator.code_archives import code_archive, ignore_file
+from orchestrator.runtime.files.code_archives import ServerCodeArchives as Uploaded
+from workers.storage.code_archives import NodeCodeArchives as OnNode
 
 
 def archive(*entries, method=zipfile.ZIP_DEFLATED):
@@ -223,7 +223,7 @@ def test_nothing_is_told_where_nothing_was_left_out(folder):
 
 
 def test_python_users_are_warned(folder):
-    from orchestrator.client import Client
+    from orchestrator.client.client import Client
 
     package = pack(with_files(folder, ".env"))
     heard = []

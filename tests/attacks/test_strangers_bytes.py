@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import PolyfleetError
-from workers.checkpoint.exchange import pickle_symbols
-from workers.checkpoint.exchange.formats import read
-from workers.checkpoint.exchange.pickle_values import PickleDecoder
-from workers.checkpoint.exchange.safetensors_files import parse_header
+from workers.checkpoint.exchange.pickles import pickle_symbols
+from workers.checkpoint.exchange.pickles.pickle_values import PickleDecoder
+from workers.checkpoint.exchange.sources.formats import read
+from workers.checkpoint.exchange.sources.safetensors_files import parse_header
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.manifest import manifest_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest

@@ -27,11 +27,11 @@ from workers.checkpoint.format.boxes import Box, full_box, tiling_fault
 from workers.checkpoint.format.manifest import NAME, manifest_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.tools import run_in_child
-from workers.checkpoint_tools import CheckpointTools
-from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
-from workers.pool_checkpoints import PoolCheckpoints
-from workers.pool_storage import PoolStorage
+from workers.storage.checkpoint_tools import CheckpointTools
+from workers.storage.checkpoint_uploads import CheckpointUploads
+from workers.storage.pool_checkpoints import PoolCheckpoints
+from workers.storage.pool_storage import PoolStorage
 
 MOST_BYTES = 256 << 20
 HANGS_S = 40
@@ -237,7 +237,7 @@ def test_a_listing_of_faults_takes_as_long_as_its_files_not_as_files_times_tenso
 
 
 def verify_all(folder):
-    from workers.checkpoint.inspect import verify
+    from workers.checkpoint.disk.inspect import verify
 
     problems = verify(folder)["problems"]
     assert len(problems) == 12_000, problems[:2]
@@ -307,12 +307,12 @@ def test_a_small_pickle_cannot_ask_for_much(what, tmp_path):
 
 
 def test_a_reader_that_takes_too_long_is_ended_by_its_own_limits(tmp_path):
-    script = "from cluster import sandbox; sandbox.CPU_S = 0; sandbox.apply_limits()\nwhile True: pass"
+    script = "from cluster.input import sandbox; sandbox.CPU_S = 0; sandbox.apply_limits()\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S)
-    from cluster.sandbox import limit_message
+    from cluster.input.sandbox import limit_message
 
     assert limit_message(done.returncode) == "it took much longer than files of its size do"
-    script = "from cluster import sandbox; sandbox.isolate(); sandbox.apply_limits(); bytearray(400 << 20)"
+    script = "from cluster.input import sandbox; sandbox.isolate(); sandbox.apply_limits(); bytearray(400 << 20)"
     done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "MemoryError"
 

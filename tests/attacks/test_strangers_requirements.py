@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.requirements import InvalidRequirement, Requirement
 
+from cluster.environments.requirements import is_plain_requirement
 from cluster.errors import SpecError
-from cluster.fleet_spec import parse_fleet
-from cluster.requirements import is_plain_requirement
+from cluster.fleet.fleet_spec import parse_fleet
 
 TAKEN = (
     "torch", "torch==2.9.0", "a == 2.9.0+cpu", "ray[default,serve]>=2.9,<3", "Pillow~=10.1", "a!=1.*", "x==1!2.0rc1",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.attempt import fence, lease
+from workers.protocol import fence, lease
 
 HERE = Path(__file__).parent
 AT_WORK = runpy.run_path(str(HERE.parent / "workers" / "attempt" / "conftest.py"))

@@ -28,8 +28,9 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import PolyfleetError
-from orchestrator import Orchestrator, RunJob, TrainJob, client
-from orchestrator.server import daemon
+from orchestrator import Orchestrator, RunJob, TrainJob
+from orchestrator.client import client
+from orchestrator.home import daemon
 
 FLEET = """
 name: chaos

@@ -11,8 +11,8 @@ import pytest
 from faults import ROOT, until
 
 from cluster.errors import FleetError
-from orchestrator import client
-from orchestrator.server import server_record, token
+from orchestrator.client import client
+from orchestrator.home import server_record, token
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from faults import case, until
 
-from cluster import ray_node
+from cluster.nodes import ray_node
 
 pytestmark = pytest.mark.chaos
 HOUR, YEAR = 3600, 365 * 86400

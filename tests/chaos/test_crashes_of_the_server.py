@@ -9,10 +9,11 @@ import pytest
 from faults import some_or_all, until
 
 from cluster.errors import FleetError, PolyfleetError
-from orchestrator import Orchestrator, client
-from orchestrator.core import crash_points
+from orchestrator import Orchestrator
+from orchestrator.client import client
+from orchestrator.core.controller import crash_points
+from orchestrator.home import daemon
 from orchestrator.runtime import crash_hook
-from orchestrator.server import daemon
 
 pytestmark = pytest.mark.full
 

@@ -9,7 +9,7 @@ import pytest
 from faults import until
 
 from cluster.errors import FleetError, PolyfleetError
-from orchestrator import client, transport
+from orchestrator.client import client, transport
 
 pytestmark = pytest.mark.chaos
 LASTS_S = 12.0

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from faults import HANG_S, until
 
-from orchestrator import client
+from orchestrator.client import client
 
 pytestmark = pytest.mark.full
 

@@ -14,8 +14,8 @@ import pytest
 from faults import case, until
 
 from cluster.errors import FleetError
-from orchestrator import transport
-from orchestrator.server import daemon
+from orchestrator.client import transport
+from orchestrator.home import daemon
 
 pytestmark = pytest.mark.chaos
 LOCKED_S = 15.0

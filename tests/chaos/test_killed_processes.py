@@ -9,7 +9,7 @@ import pytest
 from faults import EVENTS, some_or_all, until
 
 from orchestrator import Orchestrator
-from orchestrator.server import daemon
+from orchestrator.home import daemon
 
 pytestmark = pytest.mark.full
 

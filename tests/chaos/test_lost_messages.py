@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from faults import case, until
 
-from cluster import fleet_record, ray_node
 from cluster.errors import FleetError
+from cluster.fleet import fleet_record
+from cluster.nodes import ray_node
 
 pytestmark = pytest.mark.chaos
 LOST = {"*": {"num_failures": -1, "req_failure_prob": 3, "resp_failure_prob": 3}}

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from faults import until
 
-from cluster import fleet_record
-from cluster.processes import with_descendants
+from cluster.fleet import fleet_record
+from cluster.host.processes import with_descendants
 from orchestrator import Orchestrator
 
 pytestmark = pytest.mark.chaos

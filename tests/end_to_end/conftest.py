@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import Orchestrator, client
+from orchestrator import Orchestrator
+from orchestrator.client import client
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers of all tests; nothing else is called like them
 

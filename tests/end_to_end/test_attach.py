@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster import code_export, tokens
-from cluster.processes import free_port, is_alive, start_detached, stop
-from cluster.ray_node import head_command, node_environment
+from cluster.environments import code_export
+from cluster.host import tokens
+from cluster.host.processes import free_port, is_alive, start_detached, stop
+from cluster.nodes.ray_node import head_command, node_environment
 from orchestrator import Orchestrator, RunJob
 
 pytestmark = pytest.mark.full

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 from ray._private.services import get_node_ip_address
 
-from cluster import code_export, strict_yaml, tokens
+from cluster.environments import code_export
 from cluster.errors import SpecError
-from cluster.fleet_spec import load_fleet
-from cluster.processes import free_port, is_alive, start_detached, stop
-from cluster.ray_node import node_environment, token_environment
+from cluster.fleet.fleet_spec import load_fleet
+from cluster.host import tokens
+from cluster.host.processes import free_port, is_alive, start_detached, stop
+from cluster.input import strict_yaml
+from cluster.nodes.ray_node import node_environment, token_environment
 from cluster.render import ray_autoscaler
 from orchestrator import Orchestrator, RunJob
 

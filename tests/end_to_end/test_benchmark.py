@@ -110,7 +110,7 @@ def test_a_killed_session_costs_its_cell_and_the_run_goes_on(fleet: Orchestrator
     until(lambda: progress(fleet, run)["progress"].get("round", 0) >= 2)
     [job] = [job["id"] for job in fleet.jobs() if job["name"].startswith(run)]
     for process in processes_of(job):
-        if "workers.attempt.rank_main" in " ".join(process.cmdline()):
+        if "workers.tasks.rank_main" in " ".join(process.cmdline()):
             process.kill()
     until(lambda: progress(fleet, run)["state"] == "SUCCEEDED")
     told = cells(fleet.benchmark_report(run))

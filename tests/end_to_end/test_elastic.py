@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import JobHandle, Orchestrator, RunJob
-from orchestrator.job_spec import load_job
+from orchestrator.spec.job_spec import load_job
 
 pytestmark = pytest.mark.full
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cluster import fleet_record
-from orchestrator import Orchestrator, RunJob, TrainJob, client
+from cluster.fleet import fleet_record
+from orchestrator import Orchestrator, RunJob, TrainJob
+from orchestrator.client import client
 
 pytestmark = pytest.mark.full
 
@@ -116,7 +117,7 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     go_on = holding(training)
     job = fleet.submit(TrainJob(**training, resources=wanted, checkpoint={"keep": 100}))
     until(lambda: len(list((home / "storage" / "right" / job.id).glob("step-*/MANIFEST.json"))) >= 2)
-    [rank] = [p for p in processes_of(job.id) if "workers.attempt.rank_main" in p.cmdline()]
+    [rank] = [p for p in processes_of(job.id) if "workers.tasks.rank_main" in p.cmdline()]
     rank.suspend()
     *_, before, newest = sorted((home / "storage" / "right" / job.id).glob("step-*"))
     shard = next(newest.glob("*.safetensors"))

@@ -8,8 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import JobHandle, Orchestrator, RunJob, file_download
-from orchestrator import client as http
+from orchestrator import JobHandle, Orchestrator, RunJob
+from orchestrator.client import client as http
+from orchestrator.client import file_download
 
 pytestmark = pytest.mark.full
 

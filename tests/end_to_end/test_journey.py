@@ -14,8 +14,9 @@ import fleet_processes
 import pytest
 from patience import PATIENCE, wait_for
 
-from cluster import environments, fleet_record
+from cluster.environments import environments
 from cluster.errors import NotFound
+from cluster.fleet import fleet_record
 from orchestrator import JobHandle, Orchestrator, RunJob, TrainJob
 
 pytestmark = pytest.mark.timeout(400)

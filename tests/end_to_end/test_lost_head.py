@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster import fleet_record
-from cluster.processes import with_descendants
-from cluster.ray_head import storage
+from cluster.fleet import fleet_record
+from cluster.host.processes import with_descendants
+from cluster.nodes.ray_head import storage
 from orchestrator import Orchestrator, RunJob
 
 pytestmark = pytest.mark.full
@@ -25,11 +25,12 @@ COUNTS = "i=0; while [ ! -e {end} ]; do i=$((i + 1)); echo $i; sleep 0.2; done"
 
 LISTED = """
 import json
-from cluster import connect, fleet_record
+from cluster.fleet import fleet_record
+from cluster.nodes import connect
 record = fleet_record.read()
 connect.prepare(record)
 connect.connect(record)
-from orchestrator.runtime import actors
+from orchestrator.runtime.agents import actors
 print(json.dumps({row.name: row.drain_left_s for row in actors.nodes() if row.alive}))
 """
 

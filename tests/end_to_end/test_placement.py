@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster import environments
+from cluster.environments import environments
 from cluster.errors import NotFound
 from orchestrator import Orchestrator, RunJob, TrainJob
 

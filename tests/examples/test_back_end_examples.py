@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers import backends
+from workers.devices import backends
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

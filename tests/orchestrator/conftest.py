@@ -16,16 +16,16 @@ import pytest
 import uvicorn
 from patience import wait_for
 
-from cluster import tokens
-from cluster.processes import identify
+from cluster.host import tokens
+from cluster.host.processes import identify
 from cluster.version import VERSION
-from orchestrator import client as http
 from orchestrator.cli.main import main
-from orchestrator.server import server_record, unix_socket
+from orchestrator.client import client as http
+from orchestrator.home import server_record, unix_socket
+from orchestrator.home.server_record import ServerRecord
 from orchestrator.server.app import make_app
 from orchestrator.server.serve import listener, server_config
-from orchestrator.server.server_record import ServerRecord
-from orchestrator.service import Service
+from orchestrator.services.service import Service
 
 HANG_S = 120.0
 COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]

@@ -17,24 +17,25 @@ from typing import Any
 
 from ray.experimental import internal_kv
 
-from cluster import connect, fleet_record
 from cluster.errors import FleetError, PolyfleetError
-from cluster.fleet_record import FleetRecord
-from cluster.identity import fleet_identity
+from cluster.fleet import fleet_record
+from cluster.fleet.fleet_record import FleetRecord
+from cluster.fleet.identity import fleet_identity
+from cluster.nodes import connect
 from cluster.paths import private_dir
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from cluster.version import VERSION
-from orchestrator.core.messages import Submitted
+from orchestrator.core.controller.messages import Submitted
 from orchestrator.core.model import Event
 from orchestrator.core.timing import NODE_SILENT_S
-from orchestrator.runtime import actors, reservations
-from orchestrator.runtime.ray_calls import RAY
-from orchestrator.service import Service
-from workers.agent import Agent
-from workers.attempt.folders import AttemptFolder, AttemptId
+from orchestrator.runtime.agents import actors, reservations
+from orchestrator.runtime.agents.ray_calls import RAY
+from orchestrator.services.service import Service
 from workers.attempt.supervisor_launcher import SupervisorLauncher
-from workers.messages import PROTOCOL
+from workers.node.agent import Agent
+from workers.protocol.folders import AttemptFolder, AttemptId
+from workers.protocol.messages import PROTOCOL
 
 DATA = Path(__file__).parents[1] / "data" / "fleet"
 RECORDED = json.loads((DATA / "nodes.json").read_text())["nodes"]

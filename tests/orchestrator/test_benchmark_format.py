@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from orchestrator.benchmark_format import FORMAT, OLD_LINES, in_current_format
+from orchestrator.benchmark.benchmark_format import FORMAT, OLD_LINES, in_current_format
 
 OLD = Path(__file__).parents[1] / "data" / "benchmark-run.jsonl"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError
-from orchestrator.checkpoint_search import CheckpointMatch, choose_newest
+from cluster.input.checkpoint_location import CheckpointLocation
+from orchestrator.runtime.checkpoints.checkpoint_search import CheckpointMatch, choose_newest
 from workers.checkpoint.format.manifest import DamagedCheckpoint
 
 NOTHING = {"path": "", "passed_over": []}

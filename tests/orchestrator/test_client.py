@@ -10,12 +10,12 @@ import zipfile
 import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
-from cluster.processes import identify
-from orchestrator import client as http
-from orchestrator import server_connection
-from orchestrator.server import server_record
-from orchestrator.server.server_record import ServerRecord
-from orchestrator.transport import error_from
+from cluster.host.processes import identify
+from orchestrator.client import client as http
+from orchestrator.client import server_connection
+from orchestrator.client.transport import error_from
+from orchestrator.home import server_record
+from orchestrator.home.server_record import ServerRecord
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 

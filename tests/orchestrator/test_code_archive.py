@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import archive_unpack
 from cluster.errors import SpecError, UserError
-from orchestrator import code_archive
+from cluster.input import archive_unpack
+from orchestrator.code_archives import code_archive
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cluster.content_hash import content_of
 from cluster.errors import FleetError, SpecError, UserError
-from orchestrator import client as http
-from orchestrator import submission
-from orchestrator.checkpoints import CheckpointService
-from orchestrator.cli import job_arguments
-from orchestrator.core.commands import Launch
+from cluster.host.content_hash import content_of
+from orchestrator.cli.jobs import job_arguments
+from orchestrator.client import client as http
+from orchestrator.core.controller.commands import Launch
 from orchestrator.core.model import Data
-from orchestrator.runtime.data_moves import DataMoves
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.files.data_moves import DataMoves
+from orchestrator.submission import submission
 from workers.checkpoint import tools
 from workers.checkpoint.transfer import stores
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.errors import SpecError
-from orchestrator import entry_check
+from orchestrator.spec import entry_check
 
 FILE = """
 from elsewhere import other as borrowed

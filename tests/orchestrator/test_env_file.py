@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import NotFound, UserError
-from orchestrator import env_file
+from orchestrator.submission import env_file
 
 FILE = r"""
 # comment

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import sqlalchemy
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import TERMINAL
-from orchestrator.runtime.jobs_page import JobsQuery
+from orchestrator.runtime.jobs.jobs_page import JobsQuery
 
 ENDED = 5000
 RUN = {"task": "run", "command": "true", "name": "hello"}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import SpecError
-from orchestrator import code_archive, excluded_files, ignore_file, submitted_folder
-from orchestrator.ignore_patterns import escape_name, parse_rules
+from orchestrator.code_archives import code_archive, excluded_files, ignore_file, submitted_folder
+from orchestrator.code_archives.ignore_patterns import escape_name, parse_rules
 
 LINES = r"""
 # a comment, then what looks like one

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import policies
-from orchestrator import installed_policies
-from orchestrator.core.planner import plugins
-from orchestrator.runtime import health
-from orchestrator.simulate import replay
+from cluster.fleet import policies
+from orchestrator.core.plan.policies import plugins
+from orchestrator.runtime.health import health
+from orchestrator.simulation import replay
+from orchestrator.spec import installed_policies
 
 TABLE = """
 [polyfleet.policies]

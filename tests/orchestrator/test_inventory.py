@@ -1,7 +1,7 @@
 """Back ends as the fleet has them: available with kinds and pools, or absent with a reason."""
 
 from cluster.catalogue import vendors
-from orchestrator.inventory import backend_rows
+from orchestrator.client.inventory import backend_rows
 
 
 def node(name, backend, kinds=(), state="ready", reason=""):

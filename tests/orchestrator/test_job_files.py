@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.folder_access import PIECE_BYTES
-from orchestrator import client as http
-from orchestrator import file_download, file_upload
-from orchestrator.file_transfer import list_all_files
+from cluster.input.folder_access import PIECE_BYTES
+from orchestrator.client import client as http
+from orchestrator.client import file_download, file_upload
+from orchestrator.client.file_transfer import list_all_files
 
 WRITE = """
 import os, pathlib

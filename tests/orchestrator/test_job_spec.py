@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from cluster.errors import SpecError, UserError
 from orchestrator.core.model import Candidate, DeclaredWork, Job, Recovery
-from orchestrator.job_spec import JobSpec, job_schema, load_job, parse_job
-from orchestrator.job_spec_parts import Failing
-from workers.messages import FAILURES, ScriptCheckpoint
+from orchestrator.spec.job_spec import JobSpec, job_schema, load_job, parse_job
+from orchestrator.spec.job_spec_parts import Failing
+from workers.protocol.messages import FAILURES, ScriptCheckpoint
 
 FULL = {
     "name": "finetune",

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from cluster.catalogue import matches_pattern, resolve_name
 from cluster.catalogue.tables import models, vendors
 from cluster.errors import UserError
-from orchestrator.job_spec import JobSpec
-from orchestrator.resource_syntax import accelerators
-from workers.discovery import apple, nvidia
+from orchestrator.spec.job_spec import JobSpec
+from orchestrator.spec.resource_syntax import accelerators
+from workers.devices.discovery.vendors import apple, nvidia
 
 MIG_PROFILES = (
     "1g.5gb", "1g.10gb", "1g.10gb+me", "1g.12gb.me", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me", "2g.48gb+gfx",

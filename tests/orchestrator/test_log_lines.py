@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.cli.logs import Printer
-from orchestrator.cli.output import Format
+from orchestrator.cli.jobs.logs import Printer
+from orchestrator.cli.terminal.output import Format
 from orchestrator.log_lines import join_lines, parse_line
 
 TIME = "2026-11-20T23:14:53.123456Z"

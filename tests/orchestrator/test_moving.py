@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.errors import Conflict, NotFound, SpecError, UserError
-from orchestrator import client as http
+from orchestrator.client import client as http
 
 ON_CPU = {"task": "run", "command": "true", "name": "hello", "resources": {"pool": "cpu"}}
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from ray.autoscaler.v2.schema import LaunchRequest
 
-from cluster import embedded
 from cluster.errors import SpecError
-from cluster.fleet_spec import check_attachable, load_fleet, parse_fleet
-from orchestrator import node_groups
-from orchestrator.core.demand import NodeGroup
-from orchestrator.runtime import autoscaler
+from cluster.fleet.fleet_spec import check_attachable, load_fleet, parse_fleet
+from cluster.nodes import embedded
+from orchestrator.core.controller.scaling import NodeGroup
+from orchestrator.runtime.agents import autoscaler
+from orchestrator.spec import node_groups
 
 ENGINES = Path(__file__).parents[2] / "examples" / "fleets" / "engines.yaml"
 GiB = 2**30

@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import UserError
-from orchestrator.resource_syntax import MAX_COUNT, DeviceRequest, accelerators, duration_s, size_bytes, with_count
+from orchestrator.spec.resource_syntax import MAX_COUNT, DeviceRequest, accelerators, duration_s, size_bytes, with_count
 
 
 @pytest.mark.parametrize(

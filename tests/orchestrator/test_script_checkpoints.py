@@ -8,7 +8,7 @@ import pytest
 import torch
 from patience import wait_for
 
-from orchestrator import client as http
+from orchestrator.client import client as http
 
 PATIENCE_S = 180.0
 HALF_WRITTEN = """

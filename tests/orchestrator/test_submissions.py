@@ -7,16 +7,16 @@ import threading
 import pytest
 
 from cluster.errors import Conflict, FleetError, SpecError, UserError
-from orchestrator import client as http
 from orchestrator import limits
-from orchestrator.core.fold import apply, submitted
-from orchestrator.job_spec import parse_job
+from orchestrator.client import client as http
+from orchestrator.core.jobs.fold import apply, submitted
 from orchestrator.limits import TooManyJobs
-from orchestrator.runtime.last_inventory import LastInventory
-from orchestrator.runtime.submissions import Submission
-from orchestrator.runtime.views import accepted_view, acknowledged, job_view
-from orchestrator.service import Service
-from orchestrator.store import writer as store_writer
+from orchestrator.runtime.health.last_inventory import LastInventory
+from orchestrator.services.service import Service
+from orchestrator.services.submissions import Submission
+from orchestrator.services.views import accepted_view, acknowledged, job_view
+from orchestrator.spec.job_spec import parse_job
+from orchestrator.store.events import writer as store_writer
 
 HANG_S = 120.0
 RUN = {"task": "run", "command": "true", "name": "hello"}
@@ -121,7 +121,7 @@ def test_an_accepted_job_looks_as_its_view_does(live):
 
 
 def _all():
-    from orchestrator.runtime.jobs_page import JobsQuery
+    from orchestrator.runtime.jobs.jobs_page import JobsQuery
 
     return JobsQuery()
 

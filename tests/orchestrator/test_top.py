@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
+from orchestrator.client.top import StepRates, snapshot
 from orchestrator.show.top import bar, top
-from orchestrator.top import StepRates, snapshot
 
 GIB = 1 << 30
 

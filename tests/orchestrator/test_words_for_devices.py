@@ -7,9 +7,9 @@ import re
 import pytest
 
 from cluster import catalogue
-from orchestrator.resource_syntax import accelerators
-from workers.discovery import amd, apple, intel, intel_gaudi, neuron, nvidia, tpu
-from workers.discovery.machine import Machine
+from orchestrator.spec.resource_syntax import accelerators
+from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.vendors import amd, apple, intel, intel_gaudi, neuron, nvidia, tpu
 
 GiB = 1 << 30
 KEPT = 0.99

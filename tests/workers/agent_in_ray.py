@@ -12,11 +12,11 @@ from pathlib import Path
 
 import ray
 
-from cluster.identity import fleet_identity
+from cluster.fleet.identity import fleet_identity
 from cluster.paths import home
-from orchestrator.runtime import actors, fences
-from workers.agent import Agent
-from workers.messages import Order
+from orchestrator.runtime.agents import actors, fences
+from workers.node.agent import Agent
+from workers.protocol.messages import Order
 
 DEADLINE_S = 180.0
 ATTEMPTS = Path(os.environ["POLYFLEET_NODE_DIR"]) / "fleets" / fleet_identity(home()) / "attempts"

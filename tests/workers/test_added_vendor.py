@@ -16,10 +16,10 @@ PACKAGES = ("cluster", "workers", "orchestrator")
 USES = """
 import torch, workers
 from cluster import catalogue
-from cluster.fleet_spec import parse_fleet
-from orchestrator.inventory import backend_rows
-from orchestrator.resource_syntax import accelerators
-from workers.checkpoint.target_dtypes import unsupported_dtypes
+from cluster.fleet.fleet_spec import parse_fleet
+from orchestrator.client.inventory import backend_rows
+from orchestrator.spec.resource_syntax import accelerators
+from workers.checkpoint.conversion.target_dtypes import unsupported_dtypes
 
 assert list(catalogue.builtin_vendors())[-1] == "toy"
 assert parse_fleet({"pools": {"play": {"backend": "plaything"}}}).pools["play"].backend == "toy"
@@ -45,8 +45,8 @@ def test_a_vendor_is_a_row_and_two_files(tmp_path):
     cells = dict(zip(header.split(","), row.split(","), strict=True))
     vendors.write_text(vendors.read_text() + ",".join(cells.get(name, "") for name in columns) + "\n")
     backend = (TOY / "backend.py").read_text() + "\n\nBackend = ToyBackend\n"
-    (tmp_path / "workers" / "backends" / "toy.py").write_text(backend)
-    (tmp_path / "workers" / "discovery" / "toy.py").write_text(
+    (tmp_path / "workers" / "devices" / "backends" / "vendors" / "toy.py").write_text(backend)
+    (tmp_path / "workers" / "devices" / "discovery" / "vendors" / "toy.py").write_text(
         "from cluster.types import Device\n\n"
         "def present(machine):\n    return 'TOY_DEVICES' in machine.environ\n\n"
         "def find(machine):\n    return [Device('toy', 'toy:T1', i, 'Toy') for i in range(2)], []\n"

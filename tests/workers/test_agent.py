@@ -14,8 +14,8 @@ from patience import wait_for
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
-from workers.agent import Agent
-from workers.messages import PROTOCOL, AttemptStatus, Order
+from workers.node.agent import Agent
+from workers.protocol.messages import PROTOCOL, AttemptStatus, Order
 
 DEADLINE_S = 180.0
 

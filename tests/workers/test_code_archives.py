@@ -1,15 +1,17 @@
 import hashlib
 import io
+import shutil
 import stat
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from cluster import archive_checks, archive_unpack
+import cluster
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from workers import code_archives
-from workers.code_archives import NodeCodeArchives
+from cluster.input import archive_checks, archive_unpack
+from workers.storage import code_archives
+from workers.storage.code_archives import NodeCodeArchives
 
 
 def archive(*entries, method=zipfile.ZIP_DEFLATED):
@@ -229,10 +231,8 @@ def test_an_archive_is_read_in_a_process_of_its_own_which_ends_with_its_limits(t
     path = given(tmp_path, archive(("a", "a")))
     assert archive_unpack.read_in_child(path).names == ["a"]
     greedy = tmp_path / "greedy"
-    (greedy / "cluster").mkdir(parents=True)
-    for module in Path(archive_checks.__file__).parent.glob("*.py"):
-        (greedy / "cluster" / module.name).write_text(module.read_text())
-    with (greedy / "cluster" / "archive_checks.py").open("a") as f:
+    shutil.copytree(Path(cluster.__file__).parent, greedy / "cluster", ignore=shutil.ignore_patterns("__pycache__"))
+    with (greedy / "cluster" / "input" / "archive_checks.py").open("a") as f:
         f.write("\ndef check(archive):\n    return bytearray(1 << 30)\n")
     monkeypatch.setattr(archive_unpack, "CODE", greedy)
     with pytest.raises(UserError, match="more memory than archives of its size do"):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cluster.errors import SpecError, UserError
-from workers.config import PolyfleetConfig
+from workers.options.config import PolyfleetConfig
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +136,6 @@ def test_a_file_that_is_named_but_absent_or_broken_is_no_silent_default(tmp_path
 
 
 def test_reading_the_configuration_imports_no_torch():
-    told = "import sys, workers.config as c; c.PolyfleetConfig(); print('torch' in sys.modules)"
+    told = "import sys, workers.options.config as c; c.PolyfleetConfig(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

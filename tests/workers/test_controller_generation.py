@@ -6,11 +6,11 @@ from contextlib import nullcontext
 import pytest
 
 from cluster.errors import Conflict, UserError
-from workers.agent import Agent
-from workers.controller_generation import ControllerGeneration
-from workers.discovery.node_facts import node_identity
 from workers.errors import ControllerSuperseded
-from workers.messages import Order
+from workers.node.agent import Agent
+from workers.node.controller_generation import ControllerGeneration
+from workers.node.node_facts import node_identity
+from workers.protocol.messages import Order
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from workers import interpreter
-from workers.discovery import discover
-from workers.discovery.import_checks import import_failures
-from workers.discovery.versions import torch_build, versions
+from workers.devices.discovery import discover
+from workers.devices.discovery.import_checks import import_failures
+from workers.devices.discovery.versions import torch_build, versions
+from workers.processes import interpreter
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.folder_access import FolderTree, digest
-from workers.job_files import JobFiles
-from workers.pool_storage import PoolStorage
+from cluster.input.folder_access import FolderTree, digest
+from workers.storage.job_files import JobFiles
+from workers.storage.pool_storage import PoolStorage
 
 UP = "0123456789abcdef"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.messages import FAILURES, AttemptStatus, Failure, InvalidMessage, Order, Outcome, RankEvent
+from workers.protocol.messages import FAILURES, AttemptStatus, Failure, InvalidMessage, Order, Outcome, RankEvent
 
 ORDER = Order(
     job="j", epoch=3, task="run", backend="cpu", kind="cpu", emulated=False, devices=(0, 2), node_rank=1, nodes=2,
@@ -135,6 +135,8 @@ def test_every_kind_of_failure_can_be_told():
 
 def test_messages_are_read_with_the_standard_library_alone():
     """A supervisor starts without site-packages."""
-    code = "import workers.messages, sys; print([m for m in sys.modules if m.startswith(('pydantic', 'psutil'))])"
+    code = (
+        "import workers.protocol.messages, sys; print([m for m in sys.modules if m.startswith(('pydantic', 'psutil'))])"
+    )
     ran = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

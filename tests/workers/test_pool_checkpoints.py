@@ -12,11 +12,11 @@ import xxhash
 from cluster.errors import PolyfleetError, SpecError
 from workers.checkpoint import save
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
-from workers.pool_checkpoints import PoolCheckpoints
-from workers.pool_paths import error_with_pool_paths, with_pool_paths
-from workers.pool_storage import PoolStorage
+from workers.storage.checkpoint_uploads import CheckpointUploads
+from workers.storage.pool_checkpoints import PoolCheckpoints
+from workers.storage.pool_paths import error_with_pool_paths, with_pool_paths
+from workers.storage.pool_storage import PoolStorage
 
 GIB = 1 << 30
 

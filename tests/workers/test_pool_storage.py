@@ -3,7 +3,7 @@ import os
 import pytest
 
 from cluster.errors import NotFound, UserError
-from workers.pool_storage import MAX_PIECE_BYTES, PoolStorage
+from workers.storage.pool_storage import MAX_PIECE_BYTES, PoolStorage
 
 
 @pytest.fixture

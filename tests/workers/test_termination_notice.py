@@ -11,15 +11,15 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import NotFound
-from workers import termination_notice
-from workers.agent import Agent
-from workers.attempt import process_tree
-from workers.attempt.folders import AttemptFolder
-from workers.attempt.supervisor_handle import read_pids
+from workers.attempt.supervision.supervisor_handle import read_pids
 from workers.checkpoint import load
-from workers.messages import PROTOCOL
-from workers.pool_checkpoints import PoolCheckpoints
-from workers.pool_storage import PoolStorage
+from workers.node import termination_notice
+from workers.node.agent import Agent
+from workers.processes import process_tree
+from workers.protocol.folders import AttemptFolder
+from workers.protocol.messages import PROTOCOL
+from workers.storage.pool_checkpoints import PoolCheckpoints
+from workers.storage.pool_storage import PoolStorage
 
 SAVES = """
 import json, os, signal, sys, time

@@ -6,7 +6,7 @@ from torch import nn
 
 import workers
 from cluster.errors import PolyfleetError
-from workers.memory.transformer_shape import TransformerShape
+from workers.models.memory.transformer_shape import TransformerShape
 
 MODEL, SAMPLE = nn.Linear(2, 2), torch.ones(1, 2)
 WRONG = (

@@ -1,1 +1,1 @@
-"""Run one placement of a job on one node: its folder, its supervisor and its ranks, until all have ended."""
+"""Attempts of jobs as the agent of their node sees them: prepare, start, follow and stop them."""

@@ -11,15 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from cluster import log_files
 from cluster.errors import NotFound, UserError
-from cluster.untrusted_files import UnreadableFile, read_bytes
-from workers.attempt import disk_full, folder_removal, reserved_files
-from workers.attempt.folders import AttemptFolder, AttemptId, read_json, replace_text, write_json
+from cluster.host import log_files
+from cluster.input.untrusted_files import UnreadableFile, read_bytes
 from workers.attempt.rank_files import EventBatch, RankFileReader, read_outcome, stamp
-from workers.attempt.supervisor_handle import STOP_BYTES, SupervisorHandle, requested_stop
-from workers.message_fields import MAX_TEXT_LENGTH
-from workers.messages import STOPS, AttemptStatus, Failure, Outcome
+from workers.attempt.supervision.supervisor_handle import STOP_BYTES, SupervisorHandle, requested_stop
+from workers.processes import disk_full
+from workers.protocol import reserved_files
+from workers.protocol.folders import AttemptFolder, AttemptId, read_json, replace_text, write_json
+from workers.protocol.message_fields import MAX_TEXT_LENGTH
+from workers.protocol.messages import STOPS, AttemptStatus, Failure, Outcome
+from workers.storage import folder_removal
 
 log = logging.getLogger(__name__)
 

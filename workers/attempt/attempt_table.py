@@ -12,11 +12,11 @@ from typing import Any
 
 from cluster.errors import Conflict, NotFound
 from cluster.paths import private_dir
-from workers.attempt import lease, wakeup_pipe
 from workers.attempt.attempt import LocalAttempt
-from workers.attempt.folders import AttemptFolder, AttemptId, parse, read_json
-from workers.messages import AttemptStatus
-from workers.rank_events import MAX_LINE_BYTES
+from workers.protocol import lease, wakeup_pipe
+from workers.protocol.folders import AttemptFolder, AttemptId, parse, read_json
+from workers.protocol.messages import AttemptStatus
+from workers.protocol.rank_events import MAX_LINE_BYTES
 
 POLL_EVERY_S = 0.02
 RENEW_AT_MOST_EVERY_S = 0.5

@@ -7,17 +7,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cluster.errors import FleetError, UserError
-from workers.attempt import folder_removal, folder_setup, lease, supervisor_handle
+from workers.attempt import folder_setup
 from workers.attempt.attempt import LocalAttempt
 from workers.attempt.attempt_table import POLL_EVERY_S, AttemptTable
-from workers.attempt.fence import FenceReader, FenceUnreadable
-from workers.attempt.folders import AttemptFolder, AttemptId, parse
 from workers.attempt.stopped_epochs import StoppedEpochs
+from workers.attempt.supervision import supervisor_handle
 from workers.attempt.supervisor_launcher import SupervisorLauncher
-from workers.code_archives import NodeCodeArchives
-from workers.data_cache import DataCache
 from workers.errors import EpochPast
-from workers.messages import PROTOCOL, InvalidMessage, Order, ScriptCheckpoint
+from workers.protocol import lease
+from workers.protocol.fence import FenceReader, FenceUnreadable
+from workers.protocol.folders import AttemptFolder, AttemptId, parse
+from workers.protocol.messages import PROTOCOL, InvalidMessage, Order, ScriptCheckpoint
+from workers.storage import folder_removal
+from workers.storage.code_archives import NodeCodeArchives
+from workers.storage.data_cache import DataCache
 
 END_OLDER_TIMEOUT_S = 10.0
 """Time for older attempts to end: longer than a cancelled attempt's grace and than the kernel takes to kill."""

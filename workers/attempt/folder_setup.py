@@ -6,24 +6,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cluster.checkpoint_location import path_error
 from cluster.errors import UserError
-from workers.attempt import cgroup, folder_removal, lease, reserved_files
-from workers.attempt.commit_guard import rename_unfinished_saves
-from workers.attempt.folders import AttemptFolder, write_json
-from workers.attempt.output_folder import limit, output_path
+from cluster.input.checkpoint_location import path_error
 from workers.attempt.rank_environment import rank_environment
-from workers.attempt.rank_log import LIMIT_BYTES
 from workers.attempt.rank_variables import work_rank
-from workers.attempt.supervisor_handle import STOP_BYTES
-from workers.code_archives import NodeCodeArchives
-from workers.data_cache import link
-from workers.interpreter import has, interpreter
-from workers.messages import Order
+from workers.attempt.supervision.rank_log import LIMIT_BYTES
+from workers.attempt.supervision.supervisor_handle import STOP_BYTES
+from workers.checkpoint.saving.commit_guard import rename_unfinished_saves
+from workers.processes import cgroup
+from workers.processes.interpreter import has, interpreter
+from workers.protocol import lease, reserved_files
+from workers.protocol.folders import AttemptFolder, write_json
+from workers.protocol.messages import Order
+from workers.protocol.output_folder import limit, output_path
+from workers.storage import folder_removal
+from workers.storage.code_archives import NodeCodeArchives
+from workers.storage.data_cache import link
 
 LOG_LIMIT_VARIABLE = "POLYFLEET_LOG_LIMIT_BYTES"
 MIN_LOG_BYTES = 1 << 20
-RANK_ARGUMENTS = ("-P", "-m", "workers.attempt.rank_main")
+RANK_ARGUMENTS = ("-P", "-m", "workers.tasks.rank_main")
 RESERVED_BYTES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
 """Bytes reserved for files that must be written even on a full disk, by attribute name of AttemptFolder."""
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from cluster.catalogue import vendor
-from workers.messages import Order
+from workers.protocol.messages import Order
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 

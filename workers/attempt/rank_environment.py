@@ -12,8 +12,8 @@ from pathlib import Path
 import workers
 from cluster.catalogue import vendor, vendors
 from workers.attempt import network_interfaces, rank_variables
-from workers.interpreter import interpreter
-from workers.messages import Order
+from workers.processes.interpreter import interpreter
+from workers.protocol.messages import Order
 
 CODE = Path(workers.__file__).absolute().parents[1]
 """The folder that holds our packages."""
@@ -27,7 +27,10 @@ NAMES = frozenset(
 PREFIXES = ("LC_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_")
 """Prefixes for language, network and torch; those of vendors are in the catalogue."""
 POOL_VARIABLES = "POLYFLEET_POOL_VARIABLES"
-"""Variable with the comma-separated names of what the fleet file sets for the pool's nodes (cluster/raylets.py)."""
+"""Variable with the comma-separated names of what the fleet file sets for a pool's nodes.
+
+Its value comes from cluster/nodes/raylets.py.
+"""
 
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.IGNORECASE)
 

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.untrusted_files import UnreadableFile, open_untrusted_in, read_json
-from workers.attempt.folders import MAX_RECORD_BYTES, MAX_RESULT_BYTES, AttemptFolder, AttemptId
-from workers.messages import InvalidMessage, Outcome, RankEvent
-from workers.rank_events import MAX_LINE_BYTES
+from cluster.input.untrusted_files import UnreadableFile, open_untrusted_in, read_json
+from workers.protocol.folders import MAX_RECORD_BYTES, MAX_RESULT_BYTES, AttemptFolder, AttemptId
+from workers.protocol.messages import InvalidMessage, Outcome, RankEvent
+from workers.protocol.rank_events import MAX_LINE_BYTES
 
 log = logging.getLogger(__name__)
 

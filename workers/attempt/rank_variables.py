@@ -7,9 +7,9 @@ devices than the allocated ones.
 from pathlib import Path
 
 from cluster.catalogue.precision import short_name
-from workers.attempt.output_folder import output_path
-from workers.attempt.process_tree import MARK
-from workers.messages import Order, ScriptCheckpoint
+from workers.processes.process_tree import MARK
+from workers.protocol.messages import Order, ScriptCheckpoint
+from workers.protocol.output_folder import output_path
 
 ROLE = "default"
 """torchrun's default role name of ranks."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.paths import write_durably
-from workers.attempt.folders import read_json, replace_text
+from workers.protocol.folders import read_json, replace_text
 
 MAX_JOBS = 10_000
 """Maximum number of jobs that are remembered; those stopped longest ago are dropped first."""

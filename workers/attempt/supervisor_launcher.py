@@ -15,10 +15,10 @@ from functools import partial
 from typing import NamedTuple
 
 from cluster.errors import FleetError
-from workers.attempt import process_tree
-from workers.attempt.folders import AttemptFolder
-from workers.attempt.fork_server import MAX_REQUEST_BYTES, READY
 from workers.attempt.rank_environment import supervisor_environment
+from workers.attempt.supervision.fork_server import MAX_REQUEST_BYTES, READY
+from workers.processes import process_tree
+from workers.protocol.folders import AttemptFolder
 
 START_TIMEOUT_S = 20.0
 LOG = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class _ForkServer:
                 sys.executable,
                 *LEAN,
                 "-m",
-                "workers.attempt.fork_server",
+                "workers.attempt.supervision.fork_server",
                 str(server_end.fileno()),
                 "x" * MAX_REQUEST_BYTES,
             ]

@@ -1,1 +1,1 @@
-"""Measure one device: the catalogue of cases, how they are built, timed and checked, and the session that does it."""
+"""Measure cases on one device: the session, timed blocks, checks, and the machine's state."""

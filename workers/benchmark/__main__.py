@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def main(folder: str, name: str, device: str, seed: str) -> None:
-    from workers import backends
     from workers.benchmark.session import Session
     from workers.benchmark.session_server import serve
+    from workers.devices import backends
 
     parent = os.getppid()
     with backends.create(name, int(device)) as backend:

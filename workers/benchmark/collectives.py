@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 import workers
-from workers.backends.base import BaseBackend
-from workers.benchmark.case import Case
+from workers.benchmark.cases.case import Case
 from workers.benchmark.measurement import PreparedCase, Unsupported, warmed_up
-from workers.benchmark.timing import Timer
+from workers.devices.backends.base import BaseBackend
+from workers.measurement.timing import Timer
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 TIMEOUT = timedelta(seconds=60)
@@ -127,7 +127,7 @@ class _Rank:
 
 
 def main(store: str, rank: str, name: str, count: str, ranks: str, backend: str) -> None:
-    from workers import backends
+    from workers.devices import backends
 
     device_backend = backends.create(backend, 0 if backend == "cpu" else int(rank))
     member = _Rank(store, int(rank), name, int(count), int(ranks), device_backend)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from workers.backends.base import BaseBackend
+from workers.devices.backends.base import BaseBackend
 
 POWERCAP = Path("/sys/class/powercap")
 Counter = Callable[[], float]
@@ -26,13 +26,13 @@ def counter(backend: BaseBackend, powercap: Path = POWERCAP) -> tuple[str, Count
 
 def _nvml(backend: BaseBackend) -> tuple[str, Counter | None]:
     """Total energy since the driver was loaded, in millijoules; Volta and newer. Source: NVML API reference."""
-    from workers.discovery.nvidia_state import energy_reader
+    from workers.devices.discovery.vendors.nvidia_state import energy_reader
 
     return energy_reader(str(backend.get_device_info(backend.device_id).uuid))
 
 
 def _amd_smi(backend: BaseBackend) -> tuple[str, Counter | None]:
-    from workers.discovery.amd_smi import energy_reader
+    from workers.devices.discovery.vendors.amd_smi import energy_reader
 
     card: Any = torch.cuda.get_device_properties(backend.device)
     return energy_reader(f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0")

@@ -7,12 +7,12 @@ import torch
 
 from cluster.errors import PolyfleetError
 from workers import kernels as registry
-from workers.backends.base import BaseBackend
-from workers.backends.parts.precision import name_of
 from workers.benchmark.measurement import CaseSettings, Unsupported
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.precision import name_of
 from workers.kernels.base import KernelBackend
-from workers.optimization_levels import OptimizationLevel
-from workers.optimizers.pass_context import Sample
+from workers.measurement.sample import Sample
+from workers.options.optimization_levels import OptimizationLevel
 
 EAGER = (OptimizationLevel.O0, OptimizationLevel.O1)
 Method = Callable[[KernelBackend], Callable[..., Any]]
@@ -26,7 +26,7 @@ METHODS: dict[str, Method] = {
     "rope": lambda k: k.apply_rope,
     "attention": lambda k: lambda q, key, v: k.attention(q, key, v, causal=q.shape[-2] == key.shape[-2]),
 }
-"""Workload to kernel. Its arguments are the inputs of the case's module (case_builder.py)."""
+"""Workload to kernel. Its arguments are the inputs of the case's module (cases/case_builder.py)."""
 
 
 def create_kernels(settings: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from cluster.errors import UserError
-from workers.backends.base import BaseBackend
-from workers.backends.parts.device_transfer import tensors_of
-from workers.backends.parts.precision import name_of, precision_of
-from workers.benchmark import accuracy, reference
-from workers.benchmark.case_builder import BuiltCase
+from workers.benchmark.cases import reference
+from workers.benchmark.cases.case_builder import BuiltCase
 from workers.benchmark.repeated_call import RepeatedCall
-from workers.benchmark.timing import Refill, Timer
-from workers.optimization_levels import OptimizationLevel
-from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
-from workers.optimizers.output_difference import first_tensor
-from workers.optimizers.pass_context import Sample
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.device_transfer import tensors_of
+from workers.devices.backends.precision import name_of, precision_of
+from workers.measurement import accuracy
+from workers.measurement.fingerprint import inputs_sha256, weights_sha256
+from workers.measurement.output_difference import first_tensor
+from workers.measurement.sample import Sample
+from workers.measurement.timing import Refill, Timer
+from workers.options.optimization_levels import OptimizationLevel
 
 MIN_WARMUP_BLOCKS, MAX_WARMUP_S, WARMUP_TOLERANCE = 5, 2.0, 0.02
 PART_S, PARTS, MAX_CALLS = 5e-3, 5, 10_000

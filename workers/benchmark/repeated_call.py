@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from cluster.errors import UserError
-from workers.benchmark.timing import Refill
-from workers.optimizers.fingerprint import tensor_digest
-from workers.optimizers.inputs import Inputs, changed_names, digests
-from workers.optimizers.model_state import MODULE_ATTRIBUTES, SCALAR_TYPES, has_tensors, snapshots, tensors_in
-from workers.optimizers.pass_context import Sample
+from workers.measurement.fingerprint import tensor_digest
+from workers.measurement.inputs import Inputs, changed_names, digests
+from workers.measurement.model_state import MODULE_ATTRIBUTES, SCALAR_TYPES, has_tensors, snapshots, tensors_in
+from workers.measurement.sample import Sample
+from workers.measurement.timing import Refill
 
 MAX_NAMED = 3
 

@@ -15,22 +15,23 @@ from typing import Any
 import torch
 
 from cluster.errors import PolyfleetError, UserError, nearest
-from workers.backends.base import BaseBackend
-from workers.backends.parts.device_transfer import map_tensors
-from workers.benchmark import catalogue, energy, host
+from workers.benchmark import energy, host
 from workers.benchmark import measurement as preparation
-from workers.benchmark.case import Case
-from workers.benchmark.case_builder import BuiltCase, build, mean_square
+from workers.benchmark.cases import catalogue
+from workers.benchmark.cases.case import Case
+from workers.benchmark.cases.case_builder import BuiltCase, build, mean_square
+from workers.benchmark.cases.transfers import COLLECTIVES
 from workers.benchmark.collectives import prepare_collective
 from workers.benchmark.measurement import CaseSettings, PreparedCase, Unsupported
 from workers.benchmark.repeated_call import ModelState
-from workers.benchmark.timing import Timer
 from workers.benchmark.transfer_measurement import prepare_transfer
-from workers.benchmark.transfers import COLLECTIVES
-from workers.discovery.nvidia_state import card_state
-from workers.optimizers.output_difference import first_tensor
-from workers.optimizers.pass_context import Sample
-from workers.tasks.json_values import plain
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.device_transfer import map_tensors
+from workers.devices.discovery.vendors.nvidia_state import card_state
+from workers.measurement.output_difference import first_tensor
+from workers.measurement.sample import Sample
+from workers.measurement.timing import Timer
+from workers.protocol.json_values import plain
 
 ENERGY_S = 5.0
 TIMED_OUT = 124

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError, UserError
-from cluster.untrusted_files import UnreadableFile, parse_json, read_json
-from workers.attempt.redaction import Redactor
+from cluster.input.untrusted_files import UnreadableFile, parse_json, read_json
+from workers.protocol.redaction import Redactor
 
 ADDRESS = "session.json"
 POLL_S = 0.5

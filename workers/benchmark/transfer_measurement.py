@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from workers.backends.base import BaseBackend
-from workers.benchmark.case import Case
+from workers.benchmark.cases.case import Case
 from workers.benchmark.measurement import PreparedCase, Unsupported, warmed_up
-from workers.benchmark.timing import Timer
+from workers.devices.backends.base import BaseBackend
+from workers.measurement.timing import Timer
 
 
 def prepare_transfer(case: Case, backend: BaseBackend, timer: Timer) -> PreparedCase:

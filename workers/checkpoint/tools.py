@@ -23,41 +23,41 @@ from typing import IO, Any
 import cluster.errors
 import workers
 import workers.errors
-from cluster import sandbox
-from cluster.checkpoint_location import TOOLS, is_uri
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
+from cluster.input import sandbox
+from cluster.input.checkpoint_location import TOOLS, is_uri
 from workers.checkpoint.format import links
 from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, DamagedCheckpoint
 
 VERBS = {
-    "list": "inspect:list_checkpoints",
-    "show": "inspect:describe",
-    "check": "inspect:verify",
-    "newest": "inspect:newest",
+    "list": "disk.inspect:list_checkpoints",
+    "show": "disk.inspect:describe",
+    "check": "disk.inspect:verify",
+    "newest": "disk.inspect:newest",
     "incoming": "transfer.expected:expected",
     "missing": "transfer.chunk_upload:missing",
     "arrive": "transfer.chunk_upload:arrive",
     "verify": "transfer.copier:verify_location",
-    "plan": "move_plan:plan",
-    "diff": "comparer:diff",
-    "convert": "converter:convert",
-    "prune": "pruner:prune",
-    "pin": "pruner:pin_one",
-    "discard": "pruner:discard",
+    "plan": "conversion.move_plan:plan",
+    "diff": "loading.comparer:diff",
+    "convert": "loading.converter:convert",
+    "prune": "disk.pruner:prune",
+    "pin": "disk.pruner:pin_one",
+    "discard": "disk.pruner:discard",
     "copy": "transfer.copier:copy",
     "import": "exchange.importer:import_here",
     "export": "exchange.exporter:export_checkpoint",
     "look": "transfer.data_download:look",
     "fetch": "transfer.data_download:fetch",
-    "keep": "scripts.script_versions:keep",
-    "hand_on": "scripts.script_versions:hand_on",
+    "keep": "exchange.script_versions:keep",
+    "hand_on": "exchange.script_versions:hand_on",
 }
 VERBS_WITH_PROGRESS = ("verify", "check", "diff", "convert", "copy", "import", "export", "missing", "arrive", "fetch")
 """Verbs that report progress."""
 MANIFEST_VERBS = ("list", "show", "plan", "check", "newest", "incoming")
 """Verbs that read only manifests, so memory and time are limited to what the largest manifest needs."""
 LIMITED_VERBS = ("import", "keep", "hand_on", *MANIFEST_VERBS)
-"""Verbs that run with the limits of cluster/sandbox.py. The others read all bytes of checkpoints, however long it
+"""Verbs that run with the limits of cluster/input/sandbox.py. The others read all bytes of checkpoints, however long it
 takes.
 """
 VERBS_FOLLOWING_LINKS = ("list", "show", "check", "newest", "plan", "diff", "convert", "export", "copy")

@@ -1,7 +1,8 @@
 """Kernels: the same operations, optimised for several kinds of devices, with one file per implementation.
 
-Importing this package imports neither torch nor a driver's library. An implementation is a file here with a class
-`Kernels`, or a class in another distribution that is registered in the entry point group `polyfleet.kernels`.
+Importing this package imports neither torch nor a driver's library. An implementation is a file in `implementations/`
+with a class `Kernels`, or a class in another distribution that is registered in the entry point group
+`polyfleet.kernels`.
 """
 
 from functools import cache
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from workers.kernels.base import KernelBackend
 
 ENTRY_POINTS = "polyfleet.kernels"
-NO_IMPLEMENTATION = {"__init__", "__main__", "base", "kernel_choice", "operators", "resources", "tuner"}
-BUILTIN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NO_IMPLEMENTATION))
+IMPLEMENTATIONS = Path(__file__).parent / "implementations"
+BUILTIN = tuple(sorted(path.stem for path in IMPLEMENTATIONS.glob("*.py") if path.stem != "__init__"))
 LOAD_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, SyntaxError, TypeError, ValueError)
 """Exceptions that a broken file of another distribution may raise."""
 
@@ -52,7 +53,7 @@ def load(name: str) -> "type[KernelBackend]":
         cls: type[KernelBackend] = (
             _plugins()[canonical_name].load()
             if canonical_name in _plugins()
-            else import_module(f"workers.kernels.{canonical_name}").Kernels
+            else import_module(f"workers.kernels.implementations.{canonical_name}").Kernels
         )
     except LOAD_ERRORS as e:
         raise KernelsUnavailable(canonical_name, f"its file does not load: {type(e).__name__}: {e}") from e

@@ -4,13 +4,13 @@ A public method does the common work (shapes, dtypes, memory, strides, overlap);
 that get contiguous arrays. Arrays may have more than 2³¹ elements: offsets are 64 bits wide.
 """
 
-from workers.kernels.parts.gradients import Gradients
+from workers.kernels.gradients import Gradients
 
 OPERATIONS = (
     *("matmul", "matmul_vec", "weighted_sum_rows", "rmsnorm", "layernorm", "softmax", "silu", "swiglu", "apply_rope"),
     *("compute_attention_scores", "attention"),
 )
-"""Methods of KernelBackend that compute. Their backwards are in parts/gradients.py."""
+"""Methods of KernelBackend that compute. Their backwards are in gradients.py."""
 
 
 class KernelBackend(Gradients):

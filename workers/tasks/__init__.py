@@ -1,1 +1,1 @@
-"""Tasks that an attempt runs: one file per task, each with `main(context) -> dict`, the result as plain data."""
+"""What a rank runs: entry point, a file per task with `main(context) -> dict`, the context of users' functions."""

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from cluster.errors import PolyfleetError, UserError, nearest
-from workers.backends.base import BaseBackend
-from workers.backends.parts.precision import name_of, precision_of
-from workers.benchmark import statistics
 from workers.benchmark.host import classify
 from workers.benchmark.measurement import Unsupported
 from workers.benchmark.session import Session
 from workers.benchmark.session_server import serve
-from workers.optimization_levels import OptimizationLevel
-from workers.optimizers.pass_context import Sample
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.precision import name_of, precision_of
+from workers.measurement import statistics
+from workers.measurement.sample import Sample
+from workers.models.validation import activations
+from workers.options.optimization_levels import OptimizationLevel
+from workers.protocol.json_values import plain
 from workers.tasks import model_factory
 from workers.tasks.context import Context
-from workers.tasks.json_values import plain
 from workers.tasks.transformers_model import MissingLibraryError
-from workers.validation import activations
 
 ROUNDS, WARMUP = 15, 1
 STEPS = 3
@@ -204,7 +204,7 @@ def _seconds(value: float) -> str:
 
 
 def _trace(context: Context) -> dict[str, Any]:
-    """Record fingerprints of what the model computes on this device; see workers/validation/activations.py."""
+    """Record fingerprints of what the model computes on this device; see workers/models/validation/activations.py."""
     model, sample = model_factory.make_model(context), model_factory.make_sample(context)
     if sample is None:
         raise UserError(

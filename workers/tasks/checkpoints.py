@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import PolyfleetError, UserError
-from workers.backends.parts.precision import every_dtype
-from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import DamagedCheckpoint, Loaded, Saved, load
-from workers.checkpoint.background_saver import SHARED
 from workers.checkpoint.format.manifest import RANDOM
-from workers.checkpoint.nan_check import check_no_nan
-from workers.checkpoint.saver import PreparedSave
-from workers.checkpoint.state.rank_group import is_sharded_state
+from workers.checkpoint.saving.background_saver import SHARED
+from workers.checkpoint.saving.nan_check import check_no_nan
+from workers.checkpoint.saving.rank_group import is_sharded_state
+from workers.checkpoint.saving.saver import PreparedSave
+from workers.checkpoint.state.rng import derived_seed
+from workers.devices.backends.precision import every_dtype
 from workers.errors import NonFiniteValue
 from workers.tasks.resume_choice import candidate_checkpoints, load_newest_undamaged
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.backends.base import BaseBackend
+    from workers.devices.backends.base import BaseBackend
     from workers.tasks.context import Context
 
 

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import backends
-from workers.attempt.folders import SharedFolder
-from workers.attempt.rank_progress import ProgressWriter
-from workers.attempt.redaction import Redactor
-from workers.backends.base import BaseBackend
-from workers.backends.parts.precision import precision_of
+from workers.devices import backends
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.precision import precision_of
 from workers.errors import NonFiniteValue
-from workers.rank_events import MAX_STEP
+from workers.protocol.folders import SharedFolder
+from workers.protocol.json_values import Number, metric, not_finite
+from workers.protocol.rank_events import MAX_STEP
+from workers.protocol.rank_progress import ProgressWriter
+from workers.protocol.redaction import Redactor
 from workers.tasks.checkpoints import CheckpointContext
 from workers.tasks.data_loading import DeviceLoader
 from workers.tasks.distributed import RankGroup, group
 from workers.tasks.event_writer import RESERVED, Events
-from workers.tasks.json_values import Number, metric, not_finite
 from workers.tasks.stop_flag import StopFlag
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
-from workers.backends.base import BaseBackend
+from workers.devices.backends.base import BaseBackend
 
 
 class DeviceLoader:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from workers.backends.base import BaseBackend
+from workers.devices.backends.base import BaseBackend
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)

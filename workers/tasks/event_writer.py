@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workers.attempt.redaction import Redactor
-from workers.attempt.reserved_files import is_full
+from workers.protocol.redaction import Redactor
+from workers.protocol.reserved_files import is_full
 
 RESERVED = frozenset({"t", "rank", "type", "attempt", "seq", "time"})
 """Keys of every event, and of every line of metrics that the server returns."""

@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from cluster.errors import NotFound, UserError
-from workers.optimizers.pass_context import Sample, as_sample
+from workers.measurement.sample import Sample, as_sample
 from workers.tasks import transformers_model
 from workers.tasks.context import Context
 from workers.tasks.entry import check_call, load_function, sibling

@@ -7,15 +7,16 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
-from workers.optimization_levels import OptimizationLevel
-from workers.optimizers.output_difference import Difference, difference, first_tensor
-from workers.optimizers.pass_context import PreparedModel, Sample
-from workers.optimizers.passes import unwrap
-from workers.optimizers.prepared_model import artefact_state
+from workers.devices.backends.precision import name_of, precision_of
+from workers.measurement.output_difference import Difference, difference, first_tensor
+from workers.measurement.sample import Sample
+from workers.models.optimizers.passes import unwrap
+from workers.models.passes.pass_context import PreparedModel
+from workers.options.optimization_levels import OptimizationLevel
 from workers.tasks.context import Context
 from workers.tasks.model_factory import make_model, make_sample, parameter_count, tensor_bytes
+from workers.tasks.prepared_model import artefact_state
 
 # Levels whose prepared model also loads on other devices.
 PORTABLE = (OptimizationLevel.O0, OptimizationLevel.O1)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from workers.checkpoint.conversion.load_report import SkippedCheckpoint
 from workers.checkpoint.disk.damage_marks import damage_reason, mark_damaged
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
 from workers.checkpoint.format.step_folders import newest_first
-from workers.checkpoint.load_report import SkippedCheckpoint
-from workers.checkpoint.loader import Loaded
+from workers.checkpoint.loading.loader import Loaded
 from workers.tasks.distributed import RankGroup
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from workers.protocol.json_values import plain
 from workers.tasks.context import Context
 from workers.tasks.entry import check_call, load_function
-from workers.tasks.json_values import plain
 
 
 def main(context: Context) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.benchmark.report.svg import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
 from orchestrator.show.setting_text import settings_text
-from workers.benchmark.statistics import fastest_part_s
+from workers.measurement.statistics import fastest_part_s
 
 Data = dict[str, Any]
 RenderedFigure = tuple[str, str, str]

@@ -7,8 +7,8 @@ from typing import Any
 from orchestrator.benchmark.report import figures, sentences
 from orchestrator.show.benchmark import SIGNS, STATUS_TEXTS
 from orchestrator.show.setting_text import settings_text
-from orchestrator.show.terminal_text import escape_control
-from orchestrator.show.units import duration, size
+from orchestrator.terminal_text import escape_control
+from orchestrator.units import duration, size
 
 Data = dict[str, Any]
 FOLDER = Path(__file__).parent

@@ -4,7 +4,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
-from orchestrator.server.service_protocol import ServiceProtocol
+from orchestrator.server.http.service_protocol import ServiceProtocol
 
 
 async def service_of(request: Request) -> ServiceProtocol:

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from orchestrator.server.responses import json_response
+from orchestrator.server.http.request_bodies import MAX_INTEGER, BenchmarkBody
+from orchestrator.server.http.responses import json_response
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import MAX_INTEGER, BenchmarkBody
 
 router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.server.responses import json_response
-from orchestrator.server.routes.request_bodies import MAX_INTEGER
-from orchestrator.server.streams import events, follow_changes, streams
+from orchestrator.server.http.request_bodies import MAX_INTEGER
+from orchestrator.server.http.responses import json_response
+from orchestrator.server.http.streams import events, follow_changes, streams
 
 router = APIRouter(prefix="/v1/changes", tags=["changes"])
 After = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="number of the last event received: `last` or `seq`")]

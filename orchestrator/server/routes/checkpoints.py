@@ -5,12 +5,12 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.server.operations import Progress, stream_operation
-from orchestrator.server.responses import json_response
+from orchestrator.server.http.operations import Progress, stream_operation
+from orchestrator.server.http.request_bodies import MAX_INTEGER, Arrived, CopyBody, ToolBody
+from orchestrator.server.http.responses import json_response
+from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.server.http.streams import call_slow, events
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import MAX_INTEGER, Arrived, CopyBody, ToolBody
-from orchestrator.server.service_protocol import ServiceProtocol
-from orchestrator.server.streams import call_slow, events
 
 READ_ONLY_TOOLS = ("verify", "diff")
 """Tools that change nothing: a repeated request runs them again."""

@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import NotFound
-from orchestrator.server.archive_upload import receive_code_archive
-from orchestrator.server.responses import json_response
+from orchestrator.server.http.archive_upload import receive_code_archive
+from orchestrator.server.http.responses import json_response
 from orchestrator.server.routes import Service
 
 router = APIRouter(prefix="/v1/code-archives", tags=["code archives"])

@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import NotFound
-from orchestrator.server.responses import json_response
+from orchestrator.server.http.request_bodies import DataSent
+from orchestrator.server.http.responses import json_response
+from orchestrator.server.http.streams import call_slow
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.request_bodies import DataSent
-from orchestrator.server.streams import call_slow
 
 router = APIRouter(prefix="/v1/data", tags=["data"])
 Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of a file, or of a folder's list of hashes")]

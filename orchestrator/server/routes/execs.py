@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import SpecError
-from orchestrator.runtime.exec_relay import ExecRequest
-from orchestrator.server.exec_streams import exec_threads, run
-from orchestrator.server.responses import json_response
+from orchestrator.runtime.logs.exec_relay import ExecRequest
+from orchestrator.server.http.exec_streams import exec_threads, run
+from orchestrator.server.http.request_bodies import Command, Input, Size
+from orchestrator.server.http.responses import json_response
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.request_bodies import Command, Input, Size
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 ExecId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]

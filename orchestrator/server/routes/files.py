@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.job_files import FolderRef
-from orchestrator.server.responses import json_response
+from orchestrator.runtime.files.job_files import FolderRef
+from orchestrator.server.http.request_bodies import MAX_INTEGER, FilesPut
+from orchestrator.server.http.responses import json_response
+from orchestrator.server.http.streams import call_slow
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.request_bodies import MAX_INTEGER, FilesPut
-from orchestrator.server.streams import call_slow
 
 router = APIRouter(prefix="/v1", tags=["files"])
 Path = Annotated[str, Query(max_length=4096, description="path in the job's folder, with `/`")]

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Response
 
-from orchestrator.server.responses import json_response
+from orchestrator.server.http.request_bodies import DrainBody
+from orchestrator.server.http.responses import json_response
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.request_bodies import DrainBody
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 

@@ -8,13 +8,13 @@ from pydantic import StringConstraints
 
 from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
-from orchestrator.runtime import submissions
-from orchestrator.runtime.jobs_page import JobsQuery
-from orchestrator.runtime.views import FIELDS
-from orchestrator.server.responses import json_response
+from orchestrator.runtime.jobs.jobs_page import JobsQuery
+from orchestrator.server.http.request_bodies import MAX_INTEGER, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
+from orchestrator.server.http.responses import json_response
+from orchestrator.server.http.streams import LogStream, cursor_from, events
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import MAX_INTEGER, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
-from orchestrator.server.streams import LogStream, cursor_from, events
+from orchestrator.services import submissions
+from orchestrator.services.views import FIELDS
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 Rank = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only this rank")]

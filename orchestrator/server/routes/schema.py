@@ -4,7 +4,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Response
 
-from orchestrator.server.responses import json_response
+from orchestrator.server.http.responses import json_response
 
 router = APIRouter(prefix="/v1/schema", tags=["schema"])
 
@@ -12,6 +12,6 @@ router = APIRouter(prefix="/v1/schema", tags=["schema"])
 @router.get("/{kind}")
 def schema(kind: Literal["job", "fleet"]) -> Response:
     """The JSON Schema of a job spec or of a fleet file."""
-    from orchestrator.schemas import get_schema
+    from orchestrator.spec.schemas import get_schema
 
     return json_response(get_schema(kind))

@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from cluster.version import VERSION
-from orchestrator.server.responses import json_response
-from orchestrator.server.server_authentication import CHALLENGE
-from workers.messages import PROTOCOL
+from orchestrator.home.server_authentication import CHALLENGE
+from orchestrator.server.http.responses import json_response
+from workers.protocol.messages import PROTOCOL
 
 router = APIRouter(tags=["server"])
 

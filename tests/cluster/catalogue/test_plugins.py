@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 READ = """
 from cluster import catalogue
-from cluster.fleet_spec import parse_fleet
-from orchestrator.resource_syntax import accelerators
-from orchestrator.job_spec import parse_job
+from cluster.fleet.fleet_spec import parse_fleet
+from orchestrator.spec.resource_syntax import accelerators
+from orchestrator.spec.job_spec import parse_job
 
 row = catalogue.vendor("PLAYTHING")
 assert (row.backend, row.ray_resource, row.environment) == ("toy", "toys", ""), row
@@ -116,7 +116,7 @@ def test_our_own_words_are_read_without_looking_for_other_distributions(tmp_path
     """The search reads the metadata of every installed distribution; most commands need none of it."""
     code = """
 from cluster import catalogue
-from orchestrator.resource_syntax import accelerators
+from orchestrator.spec.resource_syntax import accelerators
 accelerators(["nvidia:H100:8", "A100-80GB", "v5e:4", "cuda", "trn1"])
 assert catalogue.backend_name("rocm") == "amd"
 assert catalogue.plugins.entries.cache_info().misses == 0

@@ -8,7 +8,7 @@ from cluster import catalogue
 from cluster.catalogue.precision import FLOATS, FP8_FN, FP8_FNUZ
 from cluster.catalogue.tables import BASE, DeviceModel, normalize_name
 from cluster.errors import UserError
-from orchestrator.resource_syntax import COUNT
+from orchestrator.spec.resource_syntax import COUNT
 
 MODELS = list(catalogue.models().values())
 NUMBERS = [f.name for f in fields(DeviceModel) if f.type == float | None]

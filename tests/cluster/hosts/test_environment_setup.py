@@ -6,8 +6,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from cluster.environments.interpreters import REQUIRED_MODULES, Interpreter
 from cluster.hosts.environment_setup import can_run_nodes
-from cluster.interpreters import REQUIRED_MODULES, Interpreter
 
 ROOT = Path(__file__).parents[3]
 

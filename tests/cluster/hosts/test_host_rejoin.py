@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from cluster import fleet_record
 from cluster.errors import FleetError
-from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.fleet import fleet_record
+from cluster.fleet.fleet_record import FleetRecord, HostRecord
 from cluster.hosts.host_rejoin import AWAY_S, FIRST_PAUSE_S, HostRejoin
 
 HOST = HostRecord("b", "b.lab", "10.0.0.2", {}, ("far-b",), "/h", "/c", {"far": "/p"})

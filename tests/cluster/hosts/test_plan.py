@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from cluster.environments.recipes import CPUBuild, Recipe
 from cluster.hosts.plan import GB, HostRequest, make_plan, parse_facts
-from cluster.recipes import CPUBuild, Recipe
 
 TOLD = {
     "system": "Linux", "machine": "x86_64", "release": "6.1", "hostname": "a", "python": "/usr/bin/python3",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import tls
+from cluster.fleet import tls
 from cluster.hosts import host_steps, plan
 
 OURS = Path(host_steps.__file__).parent

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import SpecError
-from cluster.fleet_spec import parse_fleet
+from cluster.fleet.fleet_spec import parse_fleet
 from cluster.hosts.shared_storage import KEEP_REMEDY, findings, warnings
 from cluster.types import NodeFacts
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from cluster.hosts.spec import SSHSpec
+from cluster.fleet.host_spec import SSHSpec
 from cluster.hosts.ssh import HostRefused, HostUnreachable, Remote, failure
 
 

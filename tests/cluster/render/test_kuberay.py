@@ -7,9 +7,9 @@ import jsonschema
 import pytest
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from cluster import strict_yaml
 from cluster.errors import SpecError
-from cluster.fleet_spec import parse_fleet
+from cluster.fleet.fleet_spec import parse_fleet
+from cluster.input import strict_yaml
 from cluster.render import kuberay
 from cluster.render.shapes import ray_version
 
@@ -183,7 +183,7 @@ def test_jobs_save_before_a_pod_ends_and_have_the_time_for_it():
     assert container(worker)["lifecycle"]["preStop"]["exec"]["command"] == [
         "python",
         "-m",
-        "cluster.termination_notice",
+        "cluster.host.termination_notice",
     ]
     assert worker["template"]["spec"]["terminationGracePeriodSeconds"] == 60
 

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster import strict_yaml
 from cluster.errors import SpecError
-from cluster.fleet_spec import parse_fleet
+from cluster.fleet.fleet_spec import parse_fleet
+from cluster.input import strict_yaml
 from cluster.render import ray_autoscaler
 
 AWS = {"provider": {"type": "aws", "region": "us-west-2"}, "head": {"node_config": {"InstanceType": "m7i.xlarge"}}}

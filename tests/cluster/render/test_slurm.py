@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from cluster.errors import SpecError
-from cluster.fleet_spec import parse_fleet
+from cluster.fleet.fleet_spec import parse_fleet
 from cluster.render import slurm
 
 POOL = {"backend": "cpu", "environment": {"interpreter": "/shared/env/bin/python"}, "cpus": 8}

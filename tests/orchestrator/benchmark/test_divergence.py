@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.benchmark import divergence
 from orchestrator.show.benchmark import validation
-from workers import backends
-from workers.optimizers.pass_context import Sample
-from workers.validation import activations
+from orchestrator.submission import divergence
+from workers.devices import backends
+from workers.measurement.sample import Sample
+from workers.models.validation import activations
 
 
 class Nested(nn.Module):

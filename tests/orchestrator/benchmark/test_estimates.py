@@ -1,7 +1,7 @@
 """Estimates beside the table of measured rates: of each workload on kinds that others were measured on."""
 
-from orchestrator.benchmark.throughput import estimates
 from orchestrator.core.throughput import Measured
+from orchestrator.runtime.benchmarks.throughput import estimates
 
 
 def rate(items_per_s):

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import FleetError, SpecError
-from orchestrator.benchmark import job_requests, suite
+from orchestrator.benchmark import suite
 from orchestrator.core.model import Devices, Snapshot
-from orchestrator.core.plan import plan
-from orchestrator.job_spec import parse_job
+from orchestrator.core.plan.plan import plan
+from orchestrator.runtime.benchmarks import job_requests
+from orchestrator.spec.job_spec import parse_job
 
 
 def devices(node, kind, pool, total=1, **more):

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.benchmark import local_run, throughput
+from orchestrator.benchmark import local_run
 from orchestrator.benchmark.report import sentences
 from orchestrator.benchmark.results import summarize
+from orchestrator.runtime.benchmarks import throughput
 
 pytestmark = pytest.mark.full
 

@@ -13,8 +13,8 @@ from orchestrator.benchmark import export
 from orchestrator.benchmark.history import compare
 from orchestrator.benchmark.report import page, sentences, text
 from orchestrator.benchmark.results import merge_runs, summarize
-from orchestrator.benchmark.run_client import read_lines
 from orchestrator.show.benchmark import report
+from orchestrator.submission.benchmark_client import read_lines
 
 CASE = {"workload": "matmul", "family": "operation", "mode": "forward", "item": "call", "items": 1}
 HOSTILE = '<script>alert(1)</script> \x1b[31m"&'

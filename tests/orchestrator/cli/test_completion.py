@@ -14,9 +14,9 @@ from patience import wait_for
 from typer.models import ParameterInfo
 
 from cluster.catalogue import aliases, models, resolve_name, vendors
-from orchestrator.cli import completion_values
 from orchestrator.cli.main import app
-from orchestrator.resource_syntax import accelerators
+from orchestrator.cli.terminal import completion_values
+from orchestrator.spec.resource_syntax import accelerators
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")]
 USABLE = [row for row in models().values() if not row.unavailable]

@@ -51,7 +51,7 @@ def test_a_server_of_another_version_is_exit_code_2_with_the_remedy(here, live):
 
 
 def test_what_nobody_foresaw_is_one_line_and_a_log_with_the_traceback(here, live, monkeypatch):
-    monkeypatch.setattr("orchestrator.client.connect", lambda **_: 1 / 0)
+    monkeypatch.setattr("orchestrator.client.client.connect", lambda **_: 1 / 0)
     done = here("jobs")
     assert (done.returncode, done.stdout) == (1, "")
     first, second = done.stderr.splitlines()

@@ -5,9 +5,9 @@ import shlex
 import pytest
 import typer.main
 
-from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.help_pages import GROUPS
 from orchestrator.cli.main import app
+from orchestrator.cli.terminal.examples import EXAMPLES
+from orchestrator.cli.terminal.help_pages import GROUPS
 
 ROOT = typer.main.get_command(app)
 

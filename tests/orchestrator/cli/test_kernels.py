@@ -45,7 +45,7 @@ def test_what_cannot_be_tuned_is_refused_with_the_nearest(here, arguments, told)
 @pytest.fixture
 def compiler(absent):
     from workers.errors import KernelsUnavailable
-    from workers.kernels import resources
+    from workers.kernels.compilation import resources
 
     try:
         resources.installed()
@@ -73,7 +73,7 @@ def test_a_form_that_spills_is_exit_code_1(compiler, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from orchestrator.cli.main import app
-    from workers.kernels.parts import triton_table
+    from workers.kernels.compilation import triton_table
 
     spills = triton_table.Config("rmsnorm_rows", (1, 65536), 16)
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from cluster import strict_yaml
-from orchestrator import client as http
+from cluster.input import strict_yaml
+from orchestrator.client import client as http
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[31mred\x1b[2J\x9b1m\u202etxt.exe\rover[bold]x"
 READING = [

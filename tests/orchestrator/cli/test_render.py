@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster import strict_yaml
+from cluster.input import strict_yaml
 
 FLEET = """
 name: lab

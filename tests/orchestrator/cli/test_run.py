@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from orchestrator import client as http
-from orchestrator.cli.job_arguments import find_needed_file
-from orchestrator.runtime.jobs_page import JobsQuery
+from orchestrator.cli.jobs.job_arguments import find_needed_file
+from orchestrator.client import client as http
+from orchestrator.runtime.jobs.jobs_page import JobsQuery
 
 
 @pytest.mark.parametrize(

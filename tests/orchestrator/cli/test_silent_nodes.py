@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import FleetError
 from orchestrator import Orchestrator
-from orchestrator import client as http
+from orchestrator.client import client as http
 
 pytestmark = pytest.mark.full
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"
@@ -58,6 +58,6 @@ def test_nothing_false_is_said_while_a_node_is_silent(here, live, talking, wait_
 
 
 def _s(iso):
-    from orchestrator.show.units import timestamp
+    from orchestrator.units import timestamp
 
     return timestamp(iso).timestamp()

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.cli.simulate import POLICIES as TOLD
-from orchestrator.cli.simulate import simulate
-from orchestrator.core.fold import placed, submitted
+from orchestrator.cli.measurement.simulate import POLICIES as TOLD
+from orchestrator.cli.measurement.simulate import simulate
+from orchestrator.core.jobs.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
-from orchestrator.core.planner.policies import DEFAULT, POLICIES
-from orchestrator.store.event_store import EventStore
+from orchestrator.core.plan.policies.priced_policies import DEFAULT, POLICIES
+from orchestrator.store.events.event_store import EventStore
 
 pytestmark = pytest.mark.full
 

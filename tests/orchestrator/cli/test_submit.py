@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from orchestrator import client as http
-from orchestrator import code_archive
-from orchestrator.runtime.jobs_page import JobsQuery
+from orchestrator.client import client as http
+from orchestrator.code_archives import code_archive
+from orchestrator.runtime.jobs.jobs_page import JobsQuery
 
 JOB = """
 name: from-file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import client as http
+from orchestrator.client import client as http
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +63,7 @@ def test_ctrl_c_ends_it_as_q_does(command, live, running, at_a_terminal):
 
 WAITS = """
 import os, signal, threading
-from orchestrator.cli.top import _Keys
+from orchestrator.cli.fleet.top import _Keys
 
 begun = threading.Event()
 threading.Thread(target=lambda: begun.wait() and os.kill(os.getpid(), signal.SIGINT)).start()

@@ -12,13 +12,13 @@ import pytest
 
 from cluster.errors import FleetError
 from orchestrator import Orchestrator
-from orchestrator import client as http
-from orchestrator.core.fold import Attempt, Record
+from orchestrator.client import client as http
+from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.states import State
-from orchestrator.runtime import reservations
-from orchestrator.runtime.ray_capacity import RayResources, explain_shortage
-from orchestrator.runtime.views import resume_clause
+from orchestrator.runtime.agents import reservations
+from orchestrator.runtime.agents.ray_capacity import RayResources, explain_shortage
+from orchestrator.services.views import resume_clause
 
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"
 ECHO = {"task": "run", "command": ["echo", "printed"], "name": "talked"}

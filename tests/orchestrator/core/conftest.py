@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from cluster.types import Device, NodeFacts
-from orchestrator.core import commands as commands_
-from orchestrator.core import messages as m
-from orchestrator.core.control import step
-from orchestrator.core.draft import Control
-from orchestrator.core.fold import apply, submitted
-from orchestrator.core.messages import Now
+from orchestrator.core.controller import commands as commands_
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.draft import Control
+from orchestrator.core.controller.messages import Now
+from orchestrator.core.jobs.fold import apply, submitted
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
-from orchestrator.core.placement import MIN_INTERVAL_S
-from workers.messages import PROTOCOL, AttemptStatus, Failure, Outcome
+from orchestrator.core.step.control import step
+from orchestrator.core.step.placement import MIN_INTERVAL_S
+from workers.protocol.messages import PROTOCOL, AttemptStatus, Failure, Outcome
 
 GiB = 2**30
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import fold
-from orchestrator.core.expected_duration import tier
+from orchestrator.core.jobs import fold
+from orchestrator.core.jobs.expected_duration import tier
 from orchestrator.core.model import Since
-from orchestrator.core.plan import plan
-from orchestrator.core.planner.policies import POLICIES
+from orchestrator.core.plan.plan import plan
+from orchestrator.core.plan.policies.priced_policies import POLICIES
 
 
 def waited(seen, **seconds):

@@ -1,9 +1,9 @@
 """Jobs are one class on the board only where all that decides on their places is the same."""
 
-from orchestrator.core.capacity import FreeCapacity
-from orchestrator.core.expected_duration import expectation
+from orchestrator.core.jobs.expected_duration import expectation
 from orchestrator.core.model import Candidate, Devices, Job, Snapshot
-from orchestrator.core.planner.board import board
+from orchestrator.core.plan.assignment.board import board
+from orchestrator.core.plan.options.capacity import FreeCapacity
 
 
 def test_jobs_that_divide_different_batches_get_different_numbers_of_devices() -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.checkpoint_replication import choose_node
-from orchestrator.core.commands import Launch, Replicate
-from orchestrator.core.fold import Record
-from orchestrator.core.nodes import Node
-from workers.messages import RankEvent
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Launch, Replicate
+from orchestrator.core.controller.nodes import Node
+from orchestrator.core.jobs.fold import Record
+from orchestrator.core.step.checkpoint_replication import choose_node
+from workers.protocol.messages import RankEvent
 
 GiB = 2**30
 

@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import LogWarning, StartAgent
-from orchestrator.core.membership import MAX_RETRY_S, agent_retry_s
-from orchestrator.core.nodes import closed_reason
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import LogWarning, StartAgent
+from orchestrator.core.controller.nodes import closed_reason
+from orchestrator.core.fleet.membership import MAX_RETRY_S, agent_retry_s
 
 WHY = "its agent cannot start: No module named 'psutil'"
 

@@ -1,7 +1,7 @@
 """An answer counts for the command that it answers, and for none that was given later."""
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Release, Stop
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Release, Stop
 
 
 def releases(commands):

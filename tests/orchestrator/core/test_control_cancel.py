@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Release, RemoveFiles, Stop
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence, Release, RemoveFiles, Stop
 
 
 def test_a_waiting_job_is_cancelled_at_once_and_closed(c, w):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from orchestrator.core import leaked_devices
-from orchestrator.core import messages as m
-from orchestrator.core.attempts import CUT_OFF_AFTERMATH_S
-from orchestrator.core.commands import Stop
-from orchestrator.core.control import control_from_log
-from orchestrator.core.messages import Now
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.attempts import CUT_OFF_AFTERMATH_S
+from orchestrator.core.controller.commands import Stop
+from orchestrator.core.controller.messages import Now
+from orchestrator.core.fleet import leaked_devices
 from orchestrator.core.model import Recovery
+from orchestrator.core.step.control import control_from_log
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Release, RemoveFiles, Stop
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence, Release, RemoveFiles, Stop
 from orchestrator.core.model import Recovery
 
 LEASE = ("lost", "lost", "its lease expired: neither the server nor a fence could be reached", {0: -9})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence
 from orchestrator.core.model import Recovery
 
 

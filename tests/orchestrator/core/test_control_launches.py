@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import leaked_devices
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Launch, RemoveFiles, Stop
-from orchestrator.core.control import control_from_log
-from orchestrator.core.messages import Now
+from orchestrator.core.attempt.suspicion import waiting_reason
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence, Launch, RemoveFiles, Stop
+from orchestrator.core.controller.messages import Now
+from orchestrator.core.fleet import leaked_devices
 from orchestrator.core.model import Recovery
-from orchestrator.core.suspicion import waiting_reason
+from orchestrator.core.step.control import control_from_log
 
 
 def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):

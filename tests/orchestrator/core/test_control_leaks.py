@@ -2,10 +2,12 @@
 
 import pytest
 
-from orchestrator.core import leaked_devices, nodes
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Launch, RestartNode, UnwatchAgent
-from orchestrator.core.messages import Now
+from orchestrator.core import timing
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller import nodes
+from orchestrator.core.controller.commands import Launch, RestartNode, UnwatchAgent
+from orchestrator.core.controller.messages import Now
+from orchestrator.core.fleet import leaked_devices
 from orchestrator.core.model import Recovery
 
 WHY = "Ray does not report the resources [{'CPU': 1.0}] as free"
@@ -80,7 +82,7 @@ def test_nothing_is_started_again_where_others_run_the_cluster(waiting):
 def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
     for _ in range(3):
         refuse(waiting, "j", "a")
-        waiting.hear_all("a", seconds=leaked_devices.STUCK_EXPIRES_S + 10)
+        waiting.hear_all("a", seconds=timing.STUCK_EXPIRES_S + 10)
         assert waiting.control.attempts["j"]
     assert not any(found.node for found in leaked_devices.list_leaks(waiting.control, Now(waiting.s)))
     assert refuse_again(waiting, "j", "a", seconds=25) == []

@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Release, Stop
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Release, Stop
+from orchestrator.core.controller.nodes import closed_reason
 from orchestrator.core.model import Recovery
-from orchestrator.core.nodes import closed_reason
 
 
 def why(c, node):
@@ -169,7 +169,7 @@ def test_the_next_attempt_on_the_same_devices_takes_its_reservation_over(c, w, t
 @pytest.mark.parametrize("back_s", [-3.2e8, -3600.0, 3600.0, 3.2e8])
 def test_a_wall_clock_that_is_set_changes_no_decision(c, w, t, back_s):
     """Pauses end by the monotonic clock, and events are known by their position."""
-    from workers.messages import RankEvent
+    from workers.protocol.messages import RankEvent
 
     c.node("a")
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(max_restarts=1)))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Launch
-from orchestrator.core.control import control_from_log
-from orchestrator.core.launch_orders import PATIENT_LEASE_S
-from orchestrator.core.messages import Now
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence, Launch
+from orchestrator.core.controller.messages import Now
 from orchestrator.core.model import Recovery
+from orchestrator.core.step.control import control_from_log
+from orchestrator.core.timing import PATIENT_LEASE_S
 
 STANDS_AT_4 = m.LaunchFailed("j", 1, "launch", "attempt 4 of it may have run before", newest_epoch=4)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Stop
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence, Stop
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from cluster.types import Notice
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Launch, RemoveFiles, Stop
-from orchestrator.core.control import control_from_log
-from orchestrator.core.messages import Now
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Launch, RemoveFiles, Stop
+from orchestrator.core.controller.messages import Now
 from orchestrator.core.model import Recovery
+from orchestrator.core.step.control import control_from_log
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_waiting_job_that_may_not_cross_vendors_is_not_moved_to_where_it_never
 
 
 def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
-    from workers.messages import RankEvent
+    from workers.protocol.messages import RankEvent
 
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
@@ -183,7 +183,7 @@ def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
 
 @pytest.mark.parametrize("path", ["/elsewhere/2", "/store/../etc", "../store/x", "store/x", "/store2/x"])
 def test_a_checkpoint_outside_of_the_nodes_storage_does_not_count(c, w, t, path):
-    from workers.messages import RankEvent
+    from workers.protocol.messages import RankEvent
 
     c.node("a")
     c.run(w.job("j", w.want("cpu")))

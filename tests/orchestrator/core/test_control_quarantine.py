@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core import messages as m
+from orchestrator.core.controller import messages as m
 from orchestrator.core.model import Recovery
 
 

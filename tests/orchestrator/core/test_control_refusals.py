@@ -2,12 +2,12 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.control import control_from_log
-from orchestrator.core.membership import REJOIN_GRACE_S
-from orchestrator.core.messages import Now
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.messages import Now
+from orchestrator.core.fleet.membership import REJOIN_GRACE_S
 from orchestrator.core.model import Recovery
-from orchestrator.core.placement import NODE_RETURN_S
+from orchestrator.core.step.control import control_from_log
+from orchestrator.core.step.placement import NODE_RETURN_S
 
 STOPS = Recovery(on_disconnect="stop")
 BOTH = frozenset({"a", "v"})

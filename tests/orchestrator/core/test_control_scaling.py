@@ -2,13 +2,13 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import EndIdleAgent, RequestNodes, RestartAgent, StartAgent, UnwatchAgent
-from orchestrator.core.demand import NodeGroup
-from orchestrator.core.explain import explain
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import EndIdleAgent, RequestNodes, RestartAgent, StartAgent, UnwatchAgent
+from orchestrator.core.controller.nodes import closed_reason
+from orchestrator.core.controller.scaling import NodeGroup
+from orchestrator.core.explanation.explain import explain
 from orchestrator.core.model import Recovery
-from orchestrator.core.nodes import closed_reason
-from orchestrator.core.placement import snapshot
+from orchestrator.core.step.placement import snapshot
 from orchestrator.core.throughput import Throughput
 
 H100 = NodeGroup("h100", "h100", "nvidia", "nvidia:H100-80GB", 8, {"CPU": 96, "GPU": 8}, 2, memory_bytes=80 << 30)

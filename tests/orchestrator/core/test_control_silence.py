@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import Fence, Launch, RemoveFiles, RestartAgent, Stop
+from orchestrator.core.attempt.suspicion import waiting_reason
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import Fence, Launch, RemoveFiles, RestartAgent, Stop
 from orchestrator.core.model import Recovery
-from orchestrator.core.suspicion import waiting_reason
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator.core import messages as m
-from orchestrator.core.commands import RemoveFiles, StartAgent, Stop, UnwatchAgent
-from orchestrator.core.control import step_replies
-from orchestrator.core.nodes import closed_reason
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.commands import RemoveFiles, StartAgent, Stop, UnwatchAgent
+from orchestrator.core.controller.nodes import closed_reason
+from orchestrator.core.step.control import step_replies
 
 
 def why(c, node):

@@ -1,9 +1,9 @@
 """Answers of many agents that are taken together change what they change one by one."""
 
-from orchestrator.core import control as core
-from orchestrator.core import messages as m
-from orchestrator.core.messages import Now
-from workers.messages import AttemptStatus, RankEvent
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.messages import Now
+from orchestrator.core.step import control as core
+from workers.protocol.messages import AttemptStatus, RankEvent
 
 
 def test_answers_taken_together_are_as_one_after_the_other(c, w):

@@ -4,16 +4,17 @@ import ast
 from pathlib import Path
 from typing import get_args
 
-from orchestrator.core import commands, crash_points
-from orchestrator.core.commands import Command
+import orchestrator.core
+from orchestrator.core.controller import commands, crash_points
+from orchestrator.core.controller.commands import Command
 
-CORE = Path(crash_points.__file__).parent
+CORE = Path(orchestrator.core.__file__).parent
 
 
 def written_events() -> set[str]:
     """Names of the events that the core writes, read from its source."""
     found = set()
-    for path in CORE.glob("*.py"):
+    for path in CORE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id

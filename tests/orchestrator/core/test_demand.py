@@ -1,7 +1,8 @@
 """What an autoscaler is asked for: whole demands compared."""
 
-from orchestrator.core.demand import Demand, NodeGroup, demand, requests
-from orchestrator.core.plan import plan
+from orchestrator.core.controller.scaling import Demand, NodeGroup
+from orchestrator.core.fleet.demand import demand, requests
+from orchestrator.core.plan.plan import plan
 
 GiB = 2**30
 

@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from cluster.serialization import to_plain
-from orchestrator.core.explain import CandidateExplanation, Explanation, explain, impossible_reason
+from orchestrator.core.explanation.explain import CandidateExplanation, Explanation, explain, impossible_reason
 from orchestrator.core.model import Start
 from orchestrator.core.states import State
 

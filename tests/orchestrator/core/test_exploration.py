@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.exploration import MIN_COUNTED_S
 from orchestrator.core.model import Progress, Since
-from orchestrator.core.plan import plan
+from orchestrator.core.plan.exploration import MIN_COUNTED_S
+from orchestrator.core.plan.plan import plan
 from orchestrator.core.throughput import Estimated, History, Measured, Throughput
 
 ON_CPU = Throughput({("digits", "train", "cpu", "fp32"): Measured(10, 9, 11, "sample", "bench-1", 0.0)})

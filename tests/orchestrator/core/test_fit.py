@@ -1,6 +1,6 @@
 import pytest
 
-from orchestrator.core.fit import (
+from orchestrator.core.plan.options.fit import (
     RULES,
     emulated_only_if_named,
     matches,

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from cluster.serialization import to_json, to_plain
-from orchestrator.core.fold import Attempt, Record, apply, ended, fold, ignored_reason, placed, running, submitted
+from orchestrator.core.jobs.fold import Attempt, Record, apply, ended, fold, ignored_reason, placed, running, submitted
+from orchestrator.core.jobs.retry import AttemptEnd, decide_retry
 from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
-from orchestrator.core.retry import AttemptEnd, decide_retry
 from orchestrator.core.states import State
 
 LEASES = (("a/cpu", (0,)), ("b/cpu", (0, 1)))

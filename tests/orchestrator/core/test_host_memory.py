@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.types import Device
-from orchestrator.core.capacity import FreeCapacity
-from orchestrator.core.expected_duration import expectation
-from orchestrator.core.explain import explain, impossible_reason
+from orchestrator.core.controller.nodes import device_groups
+from orchestrator.core.explanation.explain import explain, impossible_reason
+from orchestrator.core.jobs.expected_duration import expectation
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
-from orchestrator.core.nodes import device_groups
-from orchestrator.core.plan import plan
-from orchestrator.core.planner.job_order import decide_tier
-from orchestrator.core.planner.policies import PRICED
+from orchestrator.core.plan.assignment.job_order import decide_tier
+from orchestrator.core.plan.options.capacity import FreeCapacity
+from orchestrator.core.plan.plan import plan
+from orchestrator.core.plan.policies.priced_policies import PRICED
 
 GiB = 1 << 30
 SPARK = {"host": "spark/10.0.0.7", "host_memory_bytes": 120 * GiB, "memory_gib": 120}

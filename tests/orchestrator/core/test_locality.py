@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from orchestrator.core.draft import Control
-from orchestrator.core.fold import Record
-from orchestrator.core.nodes import Node
-from orchestrator.core.placement import waiting_jobs
-from orchestrator.core.plan import plan
+from orchestrator.core.controller.draft import Control
+from orchestrator.core.controller.nodes import Node
+from orchestrator.core.jobs.fold import Record
+from orchestrator.core.plan.plan import plan
 from orchestrator.core.states import State
+from orchestrator.core.step.placement import waiting_jobs
 from orchestrator.core.throughput import Measured, Throughput
 
 RATES = {

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core.model import DeclaredWork, Preempt, Progress, Recovery, Since, Start
 from orchestrator.core.placement_slots import Island, Place, PlaceReservation, PlanMemory
-from orchestrator.core.plan import plan
+from orchestrator.core.plan.plan import plan
 
 OLD = Since(-10_000.0, -9_000.0)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cluster.types import Device
-from orchestrator.core.nodes import device_groups
+from orchestrator.core.controller.nodes import device_groups
 
 GiB = 1 << 30
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.demand import NodeGroup, example_nodes
-from orchestrator.core.explain import explain
-from orchestrator.core.offer import Growth, Offer, Offers, offers
-from orchestrator.core.placement_options import NO_DEVICES
+from orchestrator.core.controller.scaling import NodeGroup
+from orchestrator.core.explanation.explain import explain
+from orchestrator.core.explanation.offer import Growth, Offer, Offers, offers
+from orchestrator.core.fleet.demand import example_nodes
+from orchestrator.core.plan.options.placement_options import NO_DEVICES
 from orchestrator.core.throughput import Measured, Throughput
 
 GROWS = NodeGroup("h100", "h100", "nvidia", "nvidia:H100-80GB", 8, {"GPU": 8}, max_nodes=2, memory_bytes=80 * 2**30)

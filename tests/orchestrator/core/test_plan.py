@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 
 from orchestrator.core.model import Data, Plan, Preempt, Recovery, Start
-from orchestrator.core.placement_options import NO_DEVICES
-from orchestrator.core.plan import plan
+from orchestrator.core.plan.options.placement_options import NO_DEVICES
+from orchestrator.core.plan.plan import plan
 from orchestrator.core.states import State
 
 

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.core import retry
-from orchestrator.core.explain import explain
-from orchestrator.core.fold import apply, ended, fold, placed, running, submitted
+from orchestrator.core.explanation.explain import explain
+from orchestrator.core.explanation.offer import offers
+from orchestrator.core.jobs import retry
+from orchestrator.core.jobs.fold import apply, ended, fold, placed, running, submitted
 from orchestrator.core.model import (
     Candidate,
     Devices,
@@ -24,10 +25,9 @@ from orchestrator.core.model import (
     Since,
     Snapshot,
 )
-from orchestrator.core.offer import offers
-from orchestrator.core.plan import plan
-from orchestrator.core.planner.policies import POLICIES
-from orchestrator.core.policies.fifo import fifo
+from orchestrator.core.plan.plan import plan
+from orchestrator.core.plan.policies.fifo import fifo
+from orchestrator.core.plan.policies.priced_policies import POLICIES
 from orchestrator.core.states import TERMINAL, WAITING
 
 Free = dict[str, set[int]]

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.control import control_from_log
-from orchestrator.core.fold import Attempt
-from orchestrator.core.messages import ClusterJoined, Now
+from orchestrator.core.controller.messages import ClusterJoined, Now
+from orchestrator.core.jobs.fold import Attempt
+from orchestrator.core.jobs.progress import Pace, device_seconds_by_kind
 from orchestrator.core.model import Progress
-from orchestrator.core.placement import snapshot
-from orchestrator.core.progress import Pace, device_seconds_by_kind
+from orchestrator.core.step.control import control_from_log
+from orchestrator.core.step.placement import snapshot
 from orchestrator.core.throughput import Throughput
-from workers.messages import RankEvent
+from workers.protocol.messages import RankEvent
 
 LEASES = (("a/cpu", (0, 1)), ("b/cpu", (0,)))
 

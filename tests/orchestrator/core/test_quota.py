@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cluster.serialization import to_plain
 from orchestrator.core.model import Progress, Since
-from orchestrator.core.plan import plan
-from orchestrator.core.planner.policies import POLICIES
+from orchestrator.core.plan.options.quota import holdings
+from orchestrator.core.plan.plan import plan
+from orchestrator.core.plan.policies.priced_policies import POLICIES
 from orchestrator.core.policy import Project
-from orchestrator.core.quota import holdings
 
 KIND = "nvidia:H100-80GB"
 VISION = Project({"nvidia:H100": 2})

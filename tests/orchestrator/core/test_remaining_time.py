@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.jobs.remaining_time import (
+    MAX_REMAINING_S,
+    MIN_REMAINING_S,
+    Evidence,
+    Remaining,
+    attained,
+    remaining,
+)
 from orchestrator.core.model import Candidate, DeclaredWork, Job, Progress, Running
-from orchestrator.core.remaining_time import MAX_REMAINING_S, MIN_REMAINING_S, Evidence, Remaining, attained, remaining
 from orchestrator.core.throughput import History, Measured, Throughput
 
 H100, A100, CPU = "nvidia:H100-80GB", "nvidia:A100-80GB", "cpu"

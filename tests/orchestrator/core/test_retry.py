@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.core.jobs.retry import MAX_BACKOFF_S, AttemptEnd, Decision, backoff_s, decide_retry
 from orchestrator.core.model import Recovery
-from orchestrator.core.retry import MAX_BACKOFF_S, AttemptEnd, Decision, backoff_s, decide_retry
 from orchestrator.core.states import State
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from orchestrator.core.expected_duration import expectation
+from orchestrator.core.jobs.expected_duration import expectation
 from orchestrator.core.model import DeclaredWork, Since
-from orchestrator.core.moves import STARVES_S, is_starving
 from orchestrator.core.placement_slots import PlanMemory
-from orchestrator.core.plan import plan
+from orchestrator.core.plan.moves import STARVES_S, is_starving
+from orchestrator.core.plan.plan import plan
 
 HOUR_S = 3600.0
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core import roofline
-from orchestrator.core.explain import explain
+from orchestrator.core.explanation.explain import explain
+from orchestrator.core.jobs.remaining_time import Evidence, has_evidence
 from orchestrator.core.model import Progress
-from orchestrator.core.plan import plan
-from orchestrator.core.remaining_time import Evidence, has_evidence
+from orchestrator.core.plan.plan import plan
 from orchestrator.core.throughput import Estimated, Measured, Throughput
 
 MEASURED = {"nvidia:A100-80GB": 1000, "nvidia:P100-16GB": 300, "tpu:v5e": 9000, "cpu": 1}

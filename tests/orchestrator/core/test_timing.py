@@ -2,11 +2,17 @@
 
 import pytest
 
-from orchestrator.core import membership, nodes, suspicion, timing
+from orchestrator.core import timing
+from orchestrator.core.attempt import suspicion
+from orchestrator.core.controller import nodes
+from orchestrator.core.fleet import membership
 from orchestrator.core.model import Recovery
-from orchestrator.runtime import controller, health, step_batch
-from workers import agent
-from workers.attempt import attempt, fence, supervisor, supervisor_handle
+from orchestrator.runtime.controller import controller, step_batch
+from orchestrator.runtime.health import health
+from workers.attempt import attempt
+from workers.attempt.supervision import supervisor, supervisor_handle
+from workers.node import agent
+from workers.protocol import fence
 
 LEASE_S = Recovery().lease_s
 BUSY_S = 0.5

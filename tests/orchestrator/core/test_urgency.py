@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.explain import explain
+from orchestrator.core.explanation.explain import explain
+from orchestrator.core.jobs.urgency import MAX_WEIGHT, urgency
 from orchestrator.core.model import DeclaredWork
-from orchestrator.core.plan import plan
-from orchestrator.core.urgency import MAX_WEIGHT, urgency
+from orchestrator.core.plan.plan import plan
 
 HOUR = DeclaredWork(hours=1.0, on="nvidia:H100-80GB")
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from orchestrator.core.fold import Record
+from orchestrator.core.explanation.waiting_queue import WaitingQueue
+from orchestrator.core.jobs.fold import Record
 from orchestrator.core.model import Plan
-from orchestrator.core.placement_options import summary
-from orchestrator.core.plan import plan
-from orchestrator.core.waiting_queue import WaitingQueue
+from orchestrator.core.plan.options.placement_options import summary
+from orchestrator.core.plan.plan import plan
 
 
 def test_what_holds_for_the_whole_fleet_stands_alone(w):

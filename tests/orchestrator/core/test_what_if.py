@@ -1,8 +1,8 @@
 import pytest
 
 from cluster.errors import SpecError
+from orchestrator.core.explanation.what_if import OtherJob, what_if
 from orchestrator.core.model import Running
-from orchestrator.core.what_if import OtherJob, what_if
 
 
 def asked(w, job, fleet, *texts, jobs=(), running=(), records=()):

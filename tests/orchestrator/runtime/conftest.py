@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.service import Service
+from orchestrator.services.service import Service
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 
-from cluster.processes import start_of
-from orchestrator.runtime import actors
-from orchestrator.runtime.actors import NodeRow
+from cluster.host.processes import start_of
+from orchestrator.runtime.agents import actors
+from orchestrator.runtime.agents.actors import NodeRow
 
 LISTED = {
     "NodeID": "0e3da2f62bbb",

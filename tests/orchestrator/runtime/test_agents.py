@@ -7,9 +7,9 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.core.messages import AgentDied, AgentStarted
-from orchestrator.runtime import actors, agents
-from orchestrator.runtime.agents import Agents
+from orchestrator.core.controller.messages import AgentDied, AgentStarted
+from orchestrator.runtime.agents import actors, agents
+from orchestrator.runtime.agents.agents import Agents
 
 PATIENCE_S = 180.0
 

@@ -7,7 +7,7 @@ import pytest
 from cluster.errors import UserError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
-from orchestrator.runtime.bandwidth_limit import Pacer, RateLimit, copy_bytes_per_s
+from orchestrator.runtime.checkpoints.bandwidth_limit import Pacer, RateLimit, copy_bytes_per_s
 
 MB = 10**6
 

@@ -11,21 +11,21 @@ import pytest
 from patience import wait_for
 
 import orchestrator
-from cluster.archive_unpack import ArchiveContents
 from cluster.errors import Conflict, FleetError, SpecError
+from cluster.input.archive_unpack import ArchiveContents
 from cluster.types import Device, NodeFacts
-from orchestrator.benchmark.throughput import RateTable
-from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.controller.nodes import Node
+from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.model import Job
-from orchestrator.core.nodes import Node
 from orchestrator.core.states import State
 from orchestrator.limits import TooManyJobs
-from orchestrator.runtime import benchmark_run
-from orchestrator.runtime.benchmark_run import outcome
-from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.runtime.pending_request import ControllerBusy
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.runtime.benchmarks import benchmark_run
+from orchestrator.runtime.benchmarks.benchmark_run import outcome
+from orchestrator.runtime.benchmarks.benchmarks import Benchmarks
+from orchestrator.runtime.benchmarks.throughput import RateTable
+from orchestrator.runtime.controller.pending_request import ControllerBusy
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.idempotency import StoredResponse
 
 GIB = 1 << 30
 REQUEST = {"cases": ["rmsnorm"]}

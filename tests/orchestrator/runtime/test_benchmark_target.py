@@ -8,10 +8,10 @@ import pytest
 
 from cluster.errors import FleetError
 from orchestrator.benchmark.round_runner import SessionEnded
-from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.runtime.benchmark_target import FleetTarget
+from orchestrator.runtime.benchmarks.benchmark_target import FleetTarget
 from workers.benchmark.session_server import ADDRESS, request, serve
 
 HANG_S = 120.0

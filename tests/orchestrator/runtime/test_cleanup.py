@@ -11,17 +11,17 @@ import sqlalchemy
 from patience import wait_for
 from store_writers import KILLED_BEFORE_A_STATEMENT
 
-from cluster import fences
 from cluster.errors import FleetError, NotFound, UserError
-from orchestrator.core.fold import submitted
+from cluster.host import fences
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.runtime import cleanup
-from orchestrator.runtime.cleanup import Clock, Housekeeping, keep_jobs_s
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import StoredResponse
-from orchestrator.store.retention import AttemptFolderRef
-from orchestrator.store.verify import verify
+from orchestrator.runtime.jobs import cleanup
+from orchestrator.runtime.jobs.cleanup import Clock, Housekeeping, keep_jobs_s
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.idempotency import StoredResponse
+from orchestrator.store.events.retention import AttemptFolderRef
+from orchestrator.store.events.verify import verify
 
 DAY_S = 86400.0
 PLACED = {
@@ -186,9 +186,9 @@ def test_a_job_being_removed_is_told_apart_from_one_that_never_was(url):
 KILLED = (
     """
 import os, sys
-from orchestrator.store.event_store import EventStore
-from orchestrator.runtime.cleanup import Housekeeping
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.runtime.jobs.cleanup import Housekeeping
+from orchestrator.runtime.jobs.jobs import Jobs
 from sqlalchemy import event
 
 store = EventStore(sys.argv[1])

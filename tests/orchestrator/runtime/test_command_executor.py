@@ -10,22 +10,23 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.checkpoints import CheckpointService
-from orchestrator.core import commands as c
-from orchestrator.core import messages as m
-from orchestrator.core.nodes import Node
-from orchestrator.runtime import actors, command_executor, fences, ray_calls, reservations
-from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import ServerCodeArchives
-from orchestrator.runtime.command_executor import LAUNCHES, CommandExecutor
-from orchestrator.runtime.data_moves import DataMoves
-from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.log_copies import LogCopies
-from orchestrator.runtime.log_preservation import LogPreservation
-from orchestrator.runtime.ray_calls import RAY
-from orchestrator.store.event_store import EventStore
+from orchestrator.core.controller import commands as c
+from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.nodes import Node
+from orchestrator.runtime.agents import actors, fences, ray_calls, reservations
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.agents.ray_calls import RAY
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.controller import command_executor
+from orchestrator.runtime.controller.command_executor import LAUNCHES, CommandExecutor
+from orchestrator.runtime.controller.launch import Launcher
+from orchestrator.runtime.files.code_archives import ServerCodeArchives
+from orchestrator.runtime.files.data_moves import DataMoves
+from orchestrator.runtime.files.data_store import DataStore
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.runtime.logs.log_copies import LogCopies
+from orchestrator.runtime.logs.log_preservation import LogPreservation
+from orchestrator.store.events.event_store import EventStore
 
 PATIENCE_S = 180.0
 

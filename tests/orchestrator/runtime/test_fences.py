@@ -4,9 +4,9 @@ import queue
 
 import pytest
 
-from cluster import fences as folders
-from cluster.identity import fleet_identity
-from orchestrator.runtime import fences
+from cluster.fleet.identity import fleet_identity
+from cluster.host import fences as folders
+from orchestrator.runtime.agents import fences
 
 HANG_S = 120.0
 

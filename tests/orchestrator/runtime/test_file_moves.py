@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.core.attempts import PreviousAttempt
-from orchestrator.core.commands import Launch
-from orchestrator.runtime.agents import AgentHandle, Agents
-from orchestrator.runtime.bandwidth_limit import RateLimit
-from orchestrator.runtime.file_locations import FileLocator
-from orchestrator.runtime.file_moves import FileMoves
+from orchestrator.core.controller.attempts import PreviousAttempt
+from orchestrator.core.controller.commands import Launch
+from orchestrator.runtime.agents.agents import AgentHandle, Agents
+from orchestrator.runtime.checkpoints.bandwidth_limit import RateLimit
+from orchestrator.runtime.files.file_locations import FileLocator
+from orchestrator.runtime.files.file_moves import FileMoves
 
 
 class Nodes(Agents):

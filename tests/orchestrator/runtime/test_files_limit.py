@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.runtime.files_limit import FilesLimit, keep_files_bytes, select_jobs
+from orchestrator.runtime.jobs.files_limit import FilesLimit, keep_files_bytes, select_jobs
 
 WRITE = "import os, pathlib; pathlib.Path(os.environ['POLYFLEET_OUTPUT_DIR'], 'f').write_text('x' * 1000)"
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from orchestrator.runtime.repair import RepairThread
+from orchestrator.runtime.controller.repair import RepairThread
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
 

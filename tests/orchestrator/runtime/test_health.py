@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cluster.types import Finding
-from orchestrator.core.leaked_devices import Leak
-from orchestrator.runtime.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth, findings
-from orchestrator.runtime.ray_calls import Blocked
+from orchestrator.core.fleet.leaked_devices import Leak
+from orchestrator.runtime.agents.ray_calls import Blocked
+from orchestrator.runtime.health.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth, findings
 
 WELL = HealthSnapshot(
     ControllerHealth(0.4, "waiting for messages"),

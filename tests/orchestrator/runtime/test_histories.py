@@ -2,11 +2,11 @@
 
 import pytest
 
-from orchestrator.core.fold import placed, submitted
+from orchestrator.core.jobs.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
-from orchestrator.runtime.histories import MEDIAN_OF, Histories
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.event_store import EventStore
+from orchestrator.runtime.jobs.histories import MEDIAN_OF, Histories
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.events.event_store import EventStore
 
 PACKAGE = "f" * 64
 

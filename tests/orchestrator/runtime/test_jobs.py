@@ -3,11 +3,11 @@
 import pytest
 
 from cluster.errors import NotFound
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.runtime.jobs import Jobs, StoreUnavailable
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.job_cache import MAX_ENDED, InvalidEvent
+from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.rows.job_cache import MAX_ENDED, InvalidEvent
 
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import FleetError, NotFound
-from orchestrator.checkpoints import CheckpointService
-from orchestrator.core.commands import Launch
-from orchestrator.core.messages import LaunchFailed
-from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.data_moves import DataMoves
-from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.resume_source import ResumeSourceFinder
+from orchestrator.core.controller.commands import Launch
+from orchestrator.core.controller.messages import LaunchFailed
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.checkpoints.resume_source import ResumeSourceFinder
+from orchestrator.runtime.controller.launch import Launcher
+from orchestrator.runtime.files.data_moves import DataMoves
 
 
 class Nodes(Agents):

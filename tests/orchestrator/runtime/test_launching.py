@@ -6,17 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.checkpoints import CheckpointService
-from orchestrator.core.commands import Launch
-from orchestrator.core.messages import AgentStarted, Launched, LaunchFailed
-from orchestrator.core.nodes import Node
-from orchestrator.runtime import actors, fences, reservations
-from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.code_archives import ServerCodeArchives
-from orchestrator.runtime.data_moves import DataMoves
-from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.launch import Launcher
-from workers.messages import Order
+from orchestrator.core.controller.commands import Launch
+from orchestrator.core.controller.messages import AgentStarted, Launched, LaunchFailed
+from orchestrator.core.controller.nodes import Node
+from orchestrator.runtime.agents import actors, fences, reservations
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.controller.launch import Launcher
+from orchestrator.runtime.files.code_archives import ServerCodeArchives
+from orchestrator.runtime.files.data_moves import DataMoves
+from orchestrator.runtime.files.data_store import DataStore
+from workers.protocol.messages import Order
 
 HANG_S = 120.0
 NODES = ("a", "b", "c")

@@ -7,7 +7,7 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.runtime.ray_calls import ClusterLeft, RayCalls
+from orchestrator.runtime.agents.ray_calls import ClusterLeft, RayCalls
 
 PATIENCE_S = 180.0
 
@@ -113,7 +113,7 @@ def test_a_call_knows_that_its_cluster_was_left(head):
 
 UNCONNECTED = """
 import sys
-from orchestrator.runtime.ray_calls import RAY
+from orchestrator.runtime.agents.ray_calls import RAY
 assert "ray" not in sys.modules
 def find():
     import ray

@@ -1,6 +1,13 @@
 import pickle
 
-from orchestrator.runtime.ray_capacity import RayResources, explain_shortage, fits, is_stuck, reserved_by_node, shared
+from orchestrator.runtime.agents.ray_capacity import (
+    RayResources,
+    explain_shortage,
+    fits,
+    is_stuck,
+    reserved_by_node,
+    shared,
+)
 
 FREE = {"a": {"CPU": 2.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
 

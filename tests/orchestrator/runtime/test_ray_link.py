@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.fleet_record import FleetRecord
+from cluster.fleet.fleet_record import FleetRecord
 from cluster.version import VERSION
-from orchestrator.runtime.ray_link import before_joining
+from orchestrator.runtime.agents.ray_link import before_joining
 
 
 def record(state):

@@ -5,10 +5,10 @@ import time
 import pytest
 from patience import wait_for
 
-from cluster import fleet_record
-from cluster.node_repair import RepairResult
-from orchestrator.runtime import repair
-from orchestrator.runtime.repair import RepairThread
+from cluster.fleet import fleet_record
+from cluster.nodes.node_repair import RepairResult
+from orchestrator.runtime.controller import repair
+from orchestrator.runtime.controller.repair import RepairThread
 
 HANG_S = 120.0
 

@@ -7,8 +7,8 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.runtime import reservations
-from orchestrator.runtime.ray_calls import RAY, ClusterLeft
+from orchestrator.runtime.agents import reservations
+from orchestrator.runtime.agents.ray_calls import RAY, ClusterLeft
 
 PATIENCE_S = 180.0
 SOON_S = 0.1

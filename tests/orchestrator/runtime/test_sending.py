@@ -9,12 +9,12 @@ import zipfile
 import pytest
 
 from cluster.errors import Conflict, FleetError, PolyfleetError
-from orchestrator.core.commands import Launch
-from orchestrator.runtime.code_archives import PIECE_BYTES
-from orchestrator.runtime.code_archives import ServerCodeArchives as ServerPackages
-from orchestrator.runtime.launch import _failed
-from workers.code_archives import NodeCodeArchives as NodePackages
+from orchestrator.core.controller.commands import Launch
+from orchestrator.runtime.controller.launch import _failed
+from orchestrator.runtime.files.code_archives import PIECE_BYTES
+from orchestrator.runtime.files.code_archives import ServerCodeArchives as ServerPackages
 from workers.errors import ControllerSuperseded, EpochPast
+from workers.storage.code_archives import NodeCodeArchives as NodePackages
 
 HANG_S = 120.0
 

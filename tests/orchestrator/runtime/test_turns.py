@@ -6,16 +6,18 @@ import threading
 
 import pytest
 
-from cluster import connect, fleet_record
 from cluster.errors import FleetError
-from orchestrator.core import messages as m
+from cluster.fleet import fleet_record
+from cluster.nodes import connect
+from orchestrator.core.controller import messages as m
 from orchestrator.core.model import Event
-from orchestrator.runtime import actors, reservations
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.pending_request import PendingRequest
-from orchestrator.runtime.step_batch import StepBatch, now
-from orchestrator.store import origin
-from orchestrator.store.event_store import EventStore
+from orchestrator.runtime.agents import actors, reservations
+from orchestrator.runtime.clock import now
+from orchestrator.runtime.controller.pending_request import PendingRequest
+from orchestrator.runtime.controller.step_batch import StepBatch
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.events import origin
+from orchestrator.store.events.event_store import EventStore
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
 HANG_S = 120.0
@@ -113,9 +115,9 @@ def test_of_a_turn_only_what_cannot_be_stored_is_dropped(live_steps, caplog):
 
 @pytest.fixture
 def live_steps(tmp_path):
-    from orchestrator.core import control
-    from orchestrator.core.fold import submitted
+    from orchestrator.core.jobs.fold import submitted
     from orchestrator.core.model import Candidate, Job
+    from orchestrator.core.step import control
 
     store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
     jobs = Jobs(store)

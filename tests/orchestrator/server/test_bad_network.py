@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from cluster.errors import Conflict, NotFound
-from orchestrator import client as http
-from orchestrator.code_archive import SCRATCH_PREFIX
-from orchestrator.runtime.jobs_page import JobsQuery
-from orchestrator.server_connection import ResponseLost
-from orchestrator.transport import BrokenConnection
+from orchestrator.client import client as http
+from orchestrator.client.server_connection import ResponseLost
+from orchestrator.client.transport import BrokenConnection
+from orchestrator.code_archives.code_archive import SCRATCH_PREFIX
+from orchestrator.runtime.jobs.jobs_page import JobsQuery
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = [
@@ -224,7 +224,7 @@ def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, mo
 
 
 def test_a_follower_that_is_refused_for_the_moment_goes_on(live, monkeypatch):
-    limit = "orchestrator.server.streams.MAX_STREAMS"
+    limit = "orchestrator.server.http.streams.MAX_STREAMS"
     live.service.submit(RUN, "", "")
     monkeypatch.setattr(limit, 0)
     told = []

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster import fleet_record
-from orchestrator.store import writer
-from orchestrator.store.unit_of_work import UnitOfWork
+from cluster.fleet import fleet_record
+from orchestrator.store.events import writer
+from orchestrator.store.events.unit_of_work import UnitOfWork
 
 HANG_S = 120.0
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.processes import identify, is_alive
-from orchestrator import client
+from cluster.host import tokens
+from cluster.host.processes import identify, is_alive
+from orchestrator.client import client
+from orchestrator.home import daemon, server_record
+from orchestrator.home.server_record import ServerRecord
 from orchestrator.runtime import crash_hook
-from orchestrator.server import daemon, server_record
-from orchestrator.server.server_record import ServerRecord
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -213,7 +213,7 @@ def test_the_record_is_json_with_the_documented_keys(home):
 UPGRADES = """
 import logging, os, time
 from pathlib import Path
-from orchestrator.server import server_record
+from orchestrator.home import server_record
 home = Path(os.environ["POLYFLEET_HOME"])
 with server_record.startup_status(home):
     logging.getLogger(server_record.STARTUP_LOGGER).info("bringing the tables up to date")

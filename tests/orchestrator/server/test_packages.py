@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from cluster import last_used
 from cluster.errors import NotFound
-from orchestrator import client as http
+from cluster.host import last_used
+from orchestrator.client import client as http
 
 ZIP = {"Content-Type": "application/zip"}
 

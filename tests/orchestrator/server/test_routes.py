@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cluster.version import VERSION
-from workers.messages import PROTOCOL
+from workers.protocol.messages import PROTOCOL
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from orchestrator.server import operations, streams
+from orchestrator.server.http import operations, streams
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.server import unix_socket
+from orchestrator.home import unix_socket
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.jobs.fold import Attempt, Record
+from orchestrator.core.jobs.remaining_time import Evidence
 from orchestrator.core.model import DeclaredWork, Progress
-from orchestrator.core.remaining_time import Evidence
 from orchestrator.core.states import State
-from orchestrator.job_spec import parse_job
-from orchestrator.runtime.views import job_view, progress_view
+from orchestrator.services.views import job_view, progress_view
 from orchestrator.show.jobs import ended_as, job, offers, plan, run_time
+from orchestrator.spec.job_spec import parse_job
 
 LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from orchestrator.show.terminal_text import escape_control, escape_document, log_lines, one_line
+from orchestrator.terminal_text import escape_control, escape_document, log_lines, one_line
 
 
 @pytest.mark.parametrize(

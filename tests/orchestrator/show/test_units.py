@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.show.units import duration, elapsed, size, time_since
+from orchestrator.units import duration, elapsed, size, time_since
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 

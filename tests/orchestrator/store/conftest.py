@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.event_store import EventStore
+from orchestrator.store.events.event_store import EventStore
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from filled_store import BACKUP, RESTORE, content, fill, submit
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
-from orchestrator.store import schema
-from orchestrator.store import verify as verifying
-from orchestrator.store.backup import backup
-from orchestrator.store.database import sqlite_url
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.restore import restore
-from orchestrator.store.verify import verify
+from orchestrator.store.database import schema
+from orchestrator.store.database.backup import backup
+from orchestrator.store.database.database import sqlite_url
+from orchestrator.store.database.restore import restore
+from orchestrator.store.events import verify as verifying
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.verify import verify
 
 ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
@@ -145,7 +145,7 @@ def test_what_a_killed_server_left_in_the_log_is_in_the_kept_one_and_not_in_the_
     url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
     shutil.copy(saved_file, tmp_path / "polyfleet.db")
     code = "import os, sys; from orchestrator.core.model import Event;"
-    code += "from orchestrator.store.event_store import EventStore;"
+    code += "from orchestrator.store.events.event_store import EventStore;"
     code += "EventStore(sys.argv[1]).append([Event('late', 'x', 1, 1.0)]); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, url], cwd=ROOT, check=False)
     assert (tmp_path / "polyfleet.db-wal").stat().st_size > 0

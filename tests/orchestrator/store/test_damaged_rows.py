@@ -5,13 +5,13 @@ import sqlite3
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import State
-from orchestrator.runtime.jobs import Jobs
-from orchestrator.store import origin
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.events import origin
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.idempotency import StoredResponse
 
 LEASES = [["cpu-0/cpu", [0]]]
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": LEASES, "reason": "fits"}

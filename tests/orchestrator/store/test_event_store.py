@@ -7,13 +7,13 @@ import pytest
 import sqlalchemy
 
 from cluster.errors import Conflict, FleetError, UserError
-from orchestrator.core.fold import apply, fold, submitted
+from orchestrator.core.jobs.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
-from orchestrator.store.job_cache import InvalidEvent
-from orchestrator.store.retention import ROWS_AT_ONCE, AttemptFolderRef
-from orchestrator.store.schema import removals
-from orchestrator.store.unit_of_work import UnitOfWork
+from orchestrator.store.database.schema import removals
+from orchestrator.store.events.idempotency import IdempotentRequest, StoredResponse
+from orchestrator.store.events.retention import ROWS_AT_ONCE, AttemptFolderRef
+from orchestrator.store.events.unit_of_work import UnitOfWork
+from orchestrator.store.rows.job_cache import InvalidEvent
 
 
 def event(job="j", name="started", **data):

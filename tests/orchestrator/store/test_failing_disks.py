@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from store_writers import FILLER, SUBMITTER
 
-from orchestrator.store.event_store import EventStore
+from orchestrator.store.events.event_store import EventStore
 
 pytestmark = pytest.mark.full
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.fold import apply, fold, submitted
+from orchestrator.core.jobs.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery
 from orchestrator.core.states import TERMINAL
-from orchestrator.store import record_codec
-from orchestrator.store.damaged_rows import DamagedDataError
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.job_cache import is_open
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.rows import record_codec
+from orchestrator.store.rows.damaged_rows import DamagedDataError
+from orchestrator.store.rows.job_cache import is_open
 
 NAMES = ("a", "b", "c", "node/n")
 WORDS = ("submitted", "placed", "started", "preempted", "finished", "failed", "interrupted", "cancelled", "released")

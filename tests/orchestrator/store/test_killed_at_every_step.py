@@ -8,11 +8,11 @@ from filled_store import BACKUP, RESTORE, fill
 from old_store import OPEN, PLACED, SUBMITTED, copies, is_current, make_old, rows
 
 from orchestrator.core.model import Event
-from orchestrator.store.backup import backup
-from orchestrator.store.database import sqlite_url
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.restore import restore
-from orchestrator.store.verify import verify
+from orchestrator.store.database.backup import backup
+from orchestrator.store.database.database import sqlite_url
+from orchestrator.store.database.restore import restore
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.verify import verify
 
 pytestmark = pytest.mark.full
 

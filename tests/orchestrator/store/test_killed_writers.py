@@ -8,8 +8,8 @@ import sys
 import pytest
 from store_writers import COMMITTER, SUBMITTER
 
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.idempotency import StoredResponse
 
 
 def run_until_killed(url: str, round_: int, acks: int) -> tuple[list[str], list[str]]:

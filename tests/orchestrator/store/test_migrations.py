@@ -13,11 +13,11 @@ from old_store import FIRST, OPEN, copies, is_current, make_old, rows
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
-from orchestrator.server.server_record import STARTUP_LOGGER
-from orchestrator.store import database, migrations, schema
-from orchestrator.store.backup import backup
-from orchestrator.store.idempotency import StoredResponse
-from orchestrator.store.restore import restore
+from orchestrator.home.server_record import STARTUP_LOGGER
+from orchestrator.store.database import database, migrations, schema
+from orchestrator.store.database.backup import backup
+from orchestrator.store.database.restore import restore
+from orchestrator.store.events.idempotency import StoredResponse
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]
@@ -147,7 +147,7 @@ def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(postgres
 
 
 def test_alembic_is_imported_for_an_upgrade_only(path, tmp_path):
-    code = "import sys; from orchestrator.store.event_store import EventStore; EventStore(sys.argv[1]).close();"
+    code = "import sys; from orchestrator.store.events.event_store import EventStore; EventStore(sys.argv[1]).close();"
     code += "print('alembic' in sys.modules)"
     for url, imported in ((tmp_path / "new.db", "False"), (path, "True"), (path, "False")):
         ran = subprocess.run([sys.executable, "-c", code, f"sqlite:///{url}"], cwd=ROOT, capture_output=True, text=True)
@@ -166,5 +166,5 @@ def test_a_wheel_has_the_migrations(tmp_path):
     subprocess.run([sys.executable, "-c", build, str(tmp_path / "out")], cwd=source, check=True, capture_output=True)
     [wheel] = (tmp_path / "out").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "orchestrator/store/migrations/env.py" in names
-    assert "orchestrator/store/migrations/versions/v0001_event_log.py" in names
+    assert "orchestrator/store/database/migrations/env.py" in names
+    assert "orchestrator/store/database/migrations/versions/v0001_event_log.py" in names

@@ -13,10 +13,10 @@ from store_submitters import Submitters, check_stored, life
 
 from cluster.errors import FleetError, UserError
 from orchestrator.core.model import Event
-from orchestrator.runtime.jobs import Jobs, StoreUnavailable
-from orchestrator.runtime.submissions import Submissions
-from orchestrator.store import database
-from orchestrator.store.event_store import EventStore
+from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
+from orchestrator.services.submissions import Submissions
+from orchestrator.store.database import database
+from orchestrator.store.events.event_store import EventStore
 
 ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
@@ -43,7 +43,7 @@ def test_a_second_server_is_kept_out_and_told_who_has_the_database(open_store, u
 
 
 def test_a_killed_server_leaves_no_lock(url, open_store, wait_for):
-    code = "import os; from orchestrator.store.event_store import EventStore;"
+    code = "import os; from orchestrator.store.events.event_store import EventStore;"
     code += f"EventStore({url!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
 
@@ -144,7 +144,7 @@ def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, u
 
 def test_without_the_driver_it_is_named_with_the_way_to_install_it(tmp_path):
     (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('no psycopg', name='psycopg')")
-    code = "from orchestrator.store.event_store import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
+    code = "from orchestrator.store.events.event_store import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert "driver psycopg is missing" in ran.stderr and "pip install 'polyfleet[postgresql]'" in ran.stderr

@@ -7,7 +7,7 @@ from store_submitters import Submitters, check_stored, life
 
 from cluster.errors import FleetError
 from orchestrator.core.model import Event
-from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.events.idempotency import StoredResponse
 
 pytestmark = pytest.mark.full
 

@@ -1,8 +1,8 @@
 """The log of jobs for the simulator: read only, of each database, beside the server that writes it."""
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.simulate.logs import read_log
+from orchestrator.simulation.logs import read_log
 
 
 def test_a_log_is_read_by_its_url_without_what_cannot_be_used(store, url):

@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, text, update
 
 from cluster.errors import FleetError, UserError
 from orchestrator.core.model import Event
-from orchestrator.store.event_store import EventStore
-from orchestrator.store.schema import VERSION, schema_version, writer
+from orchestrator.store.database.schema import VERSION, schema_version, writer
+from orchestrator.store.events.event_store import EventStore
 
 EVENT = Event("j", "started", 1, 1.0)
 
@@ -56,7 +56,7 @@ def test_a_second_server_is_kept_out_until_the_first_has_gone(url, open_store):
     second = [
         sys.executable,
         "-c",
-        f"from orchestrator.store.event_store import EventStore; EventStore({url!r}).close()",
+        f"from orchestrator.store.events.event_store import EventStore; EventStore({url!r}).close()",
     ]
     refused = subprocess.run(second, capture_output=True, text=True, check=False)
     assert refused.returncode != 0

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store import event_store, idempotency, writer
-from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
-from orchestrator.store.unit_of_work import CommitPending, StoreBusy, UnitOfWork
+from orchestrator.store.events import event_store, idempotency, writer
+from orchestrator.store.events.idempotency import IdempotentRequest, StoredResponse
+from orchestrator.store.events.unit_of_work import CommitPending, StoreBusy, UnitOfWork
 
 HANG_S = 120.0
 

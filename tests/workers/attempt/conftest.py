@@ -11,11 +11,11 @@ import pytest
 from patience import wait_for
 
 from workers.attempt.attempts import AttemptManager
-from workers.attempt.fence import FenceReader
-from workers.attempt.folders import AttemptFolder, read_json
 from workers.attempt.supervisor_launcher import SupervisorLauncher
-from workers.code_archives import NodeCodeArchives
-from workers.messages import Order
+from workers.protocol.fence import FenceReader
+from workers.protocol.folders import AttemptFolder, read_json
+from workers.protocol.messages import Order
+from workers.storage.code_archives import NodeCodeArchives
 
 STARTER = SupervisorLauncher()
 """With one zygote for all tests, begun by the first of them."""

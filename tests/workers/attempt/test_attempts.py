@@ -11,11 +11,13 @@ import zipfile
 import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from workers.attempt import attempt_table, lease, process_tree
+from workers.attempt import attempt_table
 from workers.attempt.attempt_table import AttemptTable
-from workers.attempt.folders import read_json
 from workers.attempt.supervisor_launcher import SupervisorLauncher
-from workers.messages import AttemptStatus
+from workers.processes import process_tree
+from workers.protocol import lease
+from workers.protocol.folders import read_json
+from workers.protocol.messages import AttemptStatus
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
 

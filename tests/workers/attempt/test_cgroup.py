@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from workers.attempt import cgroup
-from workers.attempt.cgroup import ControlGroup
-from workers.attempt.folders import read_json
-from workers.discovery.machine import Machine
-from workers.discovery.machine_findings import health
+from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.machine_findings import health
+from workers.processes import cgroup
+from workers.processes.cgroup import ControlGroup
+from workers.protocol.folders import read_json
 
 SYSTEMD = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 VERSION_1 = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"

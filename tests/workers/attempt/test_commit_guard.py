@@ -6,12 +6,14 @@ import sys
 
 import pytest
 
-from workers.attempt import commit_guard, fence, lease, rank_main
-from workers.attempt.fence import FenceReader
-from workers.attempt.folders import read_json
 from workers.attempt.rank_environment import CODE
 from workers.checkpoint.format.step_folders import newest_first
+from workers.checkpoint.saving import commit_guard
 from workers.errors import AttemptReplaced
+from workers.protocol import fence, lease
+from workers.protocol.fence import FenceReader
+from workers.protocol.folders import read_json
+from workers.tasks import rank_main
 
 SAVES = """
 import os, signal, sys

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from cluster.errors import Conflict, FleetError
-from workers.attempt import fence, lease
-from workers.attempt.fence import FenceReader, FenceUnreadable
+from workers.protocol import fence, lease
+from workers.protocol.fence import FenceReader, FenceUnreadable
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
 
@@ -133,8 +133,8 @@ FROZEN = """
 import os, signal, sys
 from pathlib import Path
 from workers.attempt.attempts import AttemptManager
-from workers.messages import Order
-from workers.code_archives import NodeCodeArchives
+from workers.protocol.messages import Order
+from workers.storage.code_archives import NodeCodeArchives
 
 def threads(order):  # asked for once the fence was read, before the lease is written
     print("frozen", flush=True)

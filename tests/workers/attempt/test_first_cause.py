@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from workers.attempt import process_tree
+from workers.processes import process_tree
 
 # A full mesh of sockets; a rank whose peer has gone ends with an error, as a collective would.
 MESH = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.attempt import folder_removal
+from workers.storage import folder_removal
 
 HANG_S = 30.0
 

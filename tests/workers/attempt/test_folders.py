@@ -1,6 +1,6 @@
 import pytest
 
-from workers.attempt.folders import AttemptId, parse, read_json, replace_text, write_json
+from workers.protocol.folders import AttemptId, parse, read_json, replace_text, write_json
 
 
 @pytest.mark.parametrize(

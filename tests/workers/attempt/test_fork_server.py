@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 from cluster.errors import FleetError
-from workers.attempt import cgroup, folder_setup, process_tree, supervisor_launcher
-from workers.attempt.exec_commands import SOCKET_NAME
-from workers.attempt.folders import read_json
+from workers.attempt import folder_setup, supervisor_launcher
+from workers.attempt.supervision.exec_commands import SOCKET_NAME
 from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.processes import cgroup, process_tree
+from workers.protocol.folders import read_json
 
 pytestmark = pytest.mark.skipif(not process_tree.LINUX, reason="there is a zygote on Linux only")
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
@@ -229,8 +230,8 @@ import sys, time
 from pathlib import Path
 from workers.attempt.attempts import AttemptManager
 from workers.attempt.supervisor_launcher import SupervisorLauncher
-from workers.messages import Order
-from workers.code_archives import NodeCodeArchives
+from workers.protocol.messages import Order
+from workers.storage.code_archives import NodeCodeArchives
 
 root, starter = Path(sys.argv[1]), SupervisorLauncher()
 starter.start()

@@ -8,13 +8,15 @@ from contextlib import suppress
 import pytest
 import torch
 
-from cluster import fences
 from cluster.errors import Conflict, FleetError
-from workers import backends
-from workers.attempt import attempt, lease, rank_main
-from workers.attempt.fence import FenceReader
-from workers.code_archives import NodeCodeArchives
+from cluster.host import fences
+from workers.attempt import attempt
+from workers.devices import backends
 from workers.errors import CheckpointError
+from workers.protocol import lease
+from workers.protocol.fence import FenceReader
+from workers.storage.code_archives import NodeCodeArchives
+from workers.tasks import rank_main
 from workers.tasks.context import Context
 
 FILLS = """

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from workers.attempt import hang_detector, rank_progress
-from workers.attempt.rank_progress import ProgressWriter
+from workers.attempt.supervision import hang_detector
+from workers.protocol import rank_progress
+from workers.protocol.rank_progress import ProgressWriter
 
 STANDS_STILL = """
 import threading, time
@@ -185,7 +186,7 @@ def test_a_task_of_ours_without_steps_tells_its_python_stacks_where_its_job_sets
     node.folder().shared.mkdir(parents=True)
     code = f"""
 import pathlib, time
-from workers.attempt import rank_main
+from workers.tasks import rank_main
 rank_main._register_stacks(pathlib.Path({str(node.folder().stacks(0))!r}))
 def measures():
     time.sleep(600)

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from workers.attempt import lease
+from workers.protocol import lease
 
 
 def test_a_lease_holds_until_its_deadline(tmp_path):
@@ -65,7 +65,7 @@ def test_a_lease_of_the_machines_last_run_has_passed(tmp_path, monkeypatch):
 
 
 def test_a_lock_is_held_by_who_lives_and_let_go_by_who_dies(tmp_path):
-    code = "import sys, pathlib; from workers.attempt import lease; lease.try_lock(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib; from workers.protocol import lease; lease.try_lock(pathlib.Path(sys.argv[1]))"
     code += "; print('held', flush=True); sys.stdin.read()"
     path = tmp_path / "lock"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from workers.checkpoint import load
-from workers.pool_checkpoints import PoolCheckpoints
-from workers.pool_storage import PoolStorage
+from workers.storage.pool_checkpoints import PoolCheckpoints
+from workers.storage.pool_storage import PoolStorage
 
 LOSS = """
 import torch

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from workers.attempt import oom as memory_
-from workers.attempt import outcome, process_tree
-from workers.attempt.cgroup import ControlGroup
-from workers.attempt.oom import OomMonitor
+from workers.attempt.supervision import outcome
 from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.processes import oom as memory_
+from workers.processes import process_tree
+from workers.processes.cgroup import ControlGroup
+from workers.processes.oom import OomMonitor
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 LIMIT_BYTES = 96 << 20

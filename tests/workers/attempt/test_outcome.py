@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from workers.attempt import outcome
-from workers.messages import OUTCOMES, Outcome
+from workers.attempt.supervision import outcome
+from workers.protocol.messages import OUTCOMES, Outcome
 
 
 @pytest.mark.parametrize(

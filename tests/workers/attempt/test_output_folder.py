@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.content_cache import ContentCache
 from cluster.errors import FleetError, NotFound, UserError
-from workers.attempt import output_folder
+from cluster.host.content_cache import ContentCache
+from workers.protocol import output_folder
 
 WRITES = """
 import os, pathlib, time

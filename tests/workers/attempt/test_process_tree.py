@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from workers.attempt import process_tree
+from workers.processes import process_tree
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from workers.attempt.rank_environment import (
     threads_per_rank,
 )
 from workers.attempt.rank_variables import is_torchruns
-from workers.messages import Order, ScriptCheckpoint
+from workers.protocol.messages import Order, ScriptCheckpoint
 
 ORDER = Order(
     job="digits-3f9a2c", epoch=3, task="train", backend="nvidia", kind="nvidia:H200", emulated=False, devices=(2, 5),

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from workers.attempt.attempt import LocalAttempt
-from workers.attempt.folders import AttemptFolder, AttemptId
 from workers.attempt.rank_files import EventBatch, RankFileReader
-from workers.messages import Outcome
-from workers.rank_events import MAX_LINE_BYTES
+from workers.protocol.folders import AttemptFolder, AttemptId
+from workers.protocol.messages import Outcome
+from workers.protocol.rank_events import MAX_LINE_BYTES
 
 ID = AttemptId("j", 1, 0)
 

@@ -3,9 +3,9 @@ import resource
 
 import pytest
 
-from workers.attempt import rank_log
-from workers.attempt.rank_log import MAX_LINE_BYTES, RankLog
-from workers.attempt.redaction import Redactor
+from workers.attempt.supervision import rank_log
+from workers.attempt.supervision.rank_log import MAX_LINE_BYTES, RankLog
+from workers.protocol.redaction import Redactor
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (out|err) (.*)")
 

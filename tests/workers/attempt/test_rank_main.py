@@ -8,9 +8,9 @@ import zipfile
 import pytest
 
 from cluster.errors import UserError
-from workers.attempt import rank_main
-from workers.attempt.folders import read_json
 from workers.errors import OutOfDeviceMemory
+from workers.protocol.folders import read_json
+from workers.tasks import rank_main
 
 
 def caught(run):
@@ -54,7 +54,7 @@ def test_a_users_exception_keeps_the_users_frames_and_loses_ours(node, tmp_path)
 def test_an_error_of_ours_keeps_every_frame(tmp_path):
     environ = {**os.environ, "POLYFLEET_ATTEMPT_DIR": str(tmp_path), "RANK": "0"}
     ended = subprocess.run(
-        [sys.executable, "-m", "workers.attempt.rank_main"], env=environ, capture_output=True, text=True
+        [sys.executable, "-m", "workers.tasks.rank_main"], env=environ, capture_output=True, text=True
     )
     failure = read_json(tmp_path / "failure-0.json")
     assert (ended.returncode, failure["kind"]) == (1, "internal")
@@ -114,7 +114,7 @@ def test_a_rank_asked_for_its_stacks_tells_them_and_survives_the_question_also_w
     code = f"""
 import faulthandler, os
 from pathlib import Path
-from workers.attempt import rank_main
+from workers.tasks import rank_main
 rank_main._register_stacks(Path({str(tmp_path / "stacks")!r}))
 os.kill(os.getpid(), rank_main.SIGNAL)
 faulthandler.unregister(rank_main.SIGNAL)  # as the interpreter does at its end

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.attempt.redaction import Redactor
+from workers.protocol.redaction import Redactor
 
 SECRET = 'p@ss "word"/2'
 

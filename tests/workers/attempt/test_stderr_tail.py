@@ -1,6 +1,6 @@
 import pytest
 
-from workers.attempt.stderr_tail import LAST_LINES, StderrTail
+from workers.attempt.supervision.stderr_tail import LAST_LINES, StderrTail
 
 TRACE = ["Traceback (most recent call last):", '  File "train.py", line 6, in <module>', "    step()"]
 ROW, LINE = "=" * 60, "-" * 60

@@ -7,8 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.attempt import folder_setup, lease
-from workers.attempt.folders import read_json
+from workers.attempt import folder_setup
+from workers.protocol import lease
+from workers.protocol.folders import read_json
 
 SLEEP = "import time; time.sleep(600)"
 # A daemon as the book says: fork, setsid, fork. It writes its pid and closes its outputs.
@@ -344,8 +345,8 @@ def test_a_machine_that_shuts_down_preempts(node):
 SIGNALLED = """
 import os, signal, sys
 from pathlib import Path
-from workers.attempt.folders import AttemptFolder, parse
-from workers.attempt.supervisor import Supervisor
+from workers.protocol.folders import AttemptFolder, parse
+from workers.attempt.supervision.supervisor import Supervisor
 
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)

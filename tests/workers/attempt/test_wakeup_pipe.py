@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from workers.attempt import wakeup_pipe
+from workers.protocol import wakeup_pipe
 
 PATIENCE_S = 60.0
 

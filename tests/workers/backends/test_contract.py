@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import backends
-from workers.config import PolyfleetConfig
-from workers.device_info import DeviceInfo
+from workers.devices import backends
+from workers.devices.capability.device_info import DeviceInfo
 from workers.errors import OutOfDeviceMemory
-from workers.optimizers.pass_context import Sample
+from workers.measurement.sample import Sample
+from workers.options.config import PolyfleetConfig
 
 NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
 

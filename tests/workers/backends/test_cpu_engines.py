@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from workers import backends
+from workers.devices import backends
 
 pytestmark = pytest.mark.skipif(os.environ.get("POLYFLEET_CPU_ENGINE") != "ipex", reason="IPEX is not the engine here")
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from cluster.errors import UserError
-from workers import backends
-from workers.backends.base import BaseBackend
-from workers.backends.parts.library_import import import_error
-from workers.compat import CompatMethods
-from workers.config import PolyfleetConfig
-from workers.errors import BackendUnavailable
+from workers.devices import backends
+from workers.devices.backends import BackendUnavailable
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.compat import CompatMethods
+from workers.devices.backends.library_import import import_error
+from workers.options.config import PolyfleetConfig
 
 ROOT = Path(__file__).parents[3]
 
-IMPORT = "import sys, workers.backends as b; print(','.join(b.names()), 'torch' in sys.modules)"
+IMPORT = "import sys, workers.devices.backends as b; print(','.join(b.names()), 'torch' in sys.modules)"
 
 
 def test_importing_the_package_imports_no_torch_and_names_every_vendor_file():
@@ -101,8 +101,8 @@ def test_an_engine_that_is_absent_is_refused_when_asked_for_by_option():
 TOY = """
 from typing import Any
 import torch
-from workers.backends.base import BaseBackend
-from workers.backends.parts.host_memory import process_memory
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.host_memory import process_memory
 
 class ToyBackend(BaseBackend):
     BACKEND_NAME = "toy"
@@ -129,7 +129,8 @@ class ToyBackend(BaseBackend):
         return {"device_name": "A toy"}
 """
 SEEN = (
-    "from workers import backends; b = backends.create('toy'); print(b.get_device_info().device_name, backends.names())"
+    "from workers.devices import backends; b = backends.create('toy'); "
+    "print(b.get_device_info().device_name, backends.names())"
 )
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from workers import backends
-from workers.benchmark.timing import Timer
-from workers.config import PolyfleetConfig
+from workers.devices import backends
+from workers.measurement.timing import Timer
+from workers.options.config import PolyfleetConfig
 
 pytestmark = [
     pytest.mark.gpu,

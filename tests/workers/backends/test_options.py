@@ -11,9 +11,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from cluster.errors import UserError
-from workers import backends
-from workers.backends.parts import torch_settings
-from workers.config import PolyfleetConfig
+from workers.devices import backends
+from workers.devices.backends import torch_settings
+from workers.options.config import PolyfleetConfig
 
 
 def cpu(**options):
@@ -139,8 +139,8 @@ def test_programs_are_kept_in_the_persistent_cache(tmp_path):
 
 CACHED = """
 import sys, torch
-from workers import backends
-from workers.config import PolyfleetConfig
+from workers.devices import backends
+from workers.options.config import PolyfleetConfig
 with backends.create("xla", config=PolyfleetConfig(tpu={"persistent_cache": sys.argv[1]})) as backend:
     x = torch.ones(64, 64, device=backend.device)
     print((x @ x + 3).sum().item())

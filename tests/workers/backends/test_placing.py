@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from workers.backends.parts.device_transfer import (
+from workers.devices.backends.device_transfer import (
     map_tensors,
     move_module,
     move_to_device,

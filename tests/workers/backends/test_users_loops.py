@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from cluster.errors import UserError
-from workers import backends
 from workers.checkpoint import load, save
+from workers.devices import backends
 from workers.tasks.context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates

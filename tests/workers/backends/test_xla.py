@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from workers import backends
-from workers.benchmark.timing import Timer
+from workers.devices import backends
+from workers.measurement.timing import Timer
 from workers.tasks.context import Context
 
 pytestmark = pytest.mark.skipif("tpu" not in backends.available(), reason="torch-xla is not in this environment")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workers.benchmark.accuracy import Rounding, measure
+from workers.measurement.accuracy import Rounding, measure
 
 SIZE = 4096
 

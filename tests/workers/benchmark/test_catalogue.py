@@ -6,9 +6,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from cluster.errors import NotFound
-from workers.benchmark import catalogue
-from workers.benchmark.case import FULL, QUICK
-from workers.benchmark.case_builder import build
+from workers.benchmark.cases import catalogue
+from workers.benchmark.cases.case import FULL, QUICK
+from workers.benchmark.cases.case_builder import build
 
 QUICK_CASES = [case for case in catalogue.cases(QUICK) if case.definition.family != "transfer"]
 COUNTED = [case for case in QUICK_CASES if case.mode == "forward" and case.definition.name in (

@@ -1,7 +1,7 @@
 """Counters of joules, from files and answers made by hand: no counter of hardware was read."""
 
 from workers.benchmark import energy
-from workers.discovery import amd_smi
+from workers.devices.discovery.vendors import amd_smi
 
 
 class ReconstructedSmi:

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from cluster.errors import UserError
-from workers import backends
 from workers.benchmark import measurement
 from workers.benchmark.repeated_call import RepeatedCall
 from workers.benchmark.session import Session
-from workers.optimizers.inputs import MAX_COPIES, Inputs
-from workers.optimizers.pass_context import Sample, as_sample
+from workers.devices import backends
+from workers.measurement.inputs import MAX_COPIES, Inputs
+from workers.measurement.sample import Sample, as_sample
 
 Batch = namedtuple("Batch", "images labels")
 

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from cluster.errors import FleetError, UserError
-from workers import backends
-from workers.benchmark import catalogue, measurement, session_server
+from workers.benchmark import measurement, session_server
+from workers.benchmark.cases import catalogue
 from workers.benchmark.session import Session, first_dimension
-from workers.optimizers.pass_context import Sample
+from workers.devices import backends
+from workers.measurement.sample import Sample
 
 pytestmark = pytest.mark.full
 
@@ -94,7 +95,7 @@ def test_training_in_float16_is_unsupported_and_not_replaced(needs_native):
 def test_collectives_run_among_real_ranks():
     code = """
 import json
-from workers import backends
+from workers.devices import backends
 from workers.benchmark.session import Session
 with backends.create("cpu") as backend:
     session = Session(backend)
@@ -163,7 +164,7 @@ def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
 def test_a_call_that_takes_too_long_ends_the_process():
     code = """
 import time
-from workers import backends
+from workers.devices import backends
 from workers.benchmark.session import Session
 session = Session(backends.create("cpu"), 0, lambda: time.sleep(60))
 cell = {"case": "user/x/forward", "precision": "fp32", "level": "O1"}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.benchmark import statistics
-from workers.benchmark.statistics import Ratio, Verdict, verdict
+from workers.measurement import statistics
+from workers.measurement.statistics import Ratio, Verdict, verdict
 
 
 def rounds(seed, count=15, noise=0.01, shift=1.0):

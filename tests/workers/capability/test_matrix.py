@@ -11,10 +11,11 @@ import torch
 from cluster import catalogue
 from cluster.catalogue.precision import FLOATS
 from cluster.errors import UserError
-from workers import backends, capabilities
-from workers.capability.documented import device_facts
-from workers.capability.probes import probe_results
-from workers.discovery.hardware import HardwareDetector
+from workers import capabilities
+from workers.devices import backends
+from workers.devices.capability.documented import device_facts
+from workers.devices.capability.hardware import HardwareDetector
+from workers.models.validation.probes import probe_results
 
 NAMES = [name for name in backends.available() if name != "nvidia"]
 
@@ -140,7 +141,8 @@ import json
 import os
 import subprocess
 import sys
-from workers import backends, capabilities
+from workers import capabilities
+from workers.devices import backends
 from cluster.errors import UserError
 backend = backends.create("cpu")
 names, refused = ("bfloat16", "float16"), {}

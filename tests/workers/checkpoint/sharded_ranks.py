@@ -25,8 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from workers.checkpoint import load, save, verify
-from workers.checkpoint.dcp import PolyfleetStorageReader, PolyfleetStorageWriter
+from workers.checkpoint import PolyfleetStorageReader, PolyfleetStorageWriter, load, save, verify
 from workers.checkpoint.disk.files import Files
 from workers.errors import CheckpointError
 

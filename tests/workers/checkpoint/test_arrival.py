@@ -14,9 +14,9 @@ from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.transfer.copier import copy
 from workers.checkpoint.transfer.readback import MIN_BATCH, ReadBack
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
-from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
-from workers.pool_storage import PoolStorage
+from workers.storage.checkpoint_uploads import CheckpointUploads
+from workers.storage.pool_storage import PoolStorage
 
 CHUNKS = 2 * MIN_BATCH + 1
 """Of the checkpoint: two turns of the thread that reads back, and a last chunk of a few bytes."""

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from workers.checkpoint import LossyLoad, load, save
-from workers.checkpoint.load_report import ConversionLoss
-from workers.checkpoint.state.convert import check_convertible, put
+from workers.checkpoint.conversion.convert import check_convertible, put
+from workers.checkpoint.conversion.load_report import ConversionLoss
 from workers.errors import CheckpointError
 
 

@@ -17,13 +17,13 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from cluster import sandbox
 from cluster.errors import NotFound, UserError
+from cluster.input import sandbox
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
-from workers.checkpoint.exchange import pickle_symbols
-from workers.checkpoint.exchange.formats import read
-from workers.checkpoint.exchange.pickle_values import PickleDecoder
-from workers.checkpoint.exchange.torch_archive import Archive
+from workers.checkpoint.exchange.pickles import pickle_symbols
+from workers.checkpoint.exchange.pickles.pickle_values import PickleDecoder
+from workers.checkpoint.exchange.pickles.torch_archive import Archive
+from workers.checkpoint.exchange.sources.formats import read
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -3,8 +3,8 @@
 import fsspec
 import pytest
 
-from cluster.content_hash import content_of
 from cluster.errors import FleetError, NotFound, UserError
+from cluster.host.content_hash import content_of
 from workers.checkpoint.transfer import data_download, stores
 
 WHERE = "memory://bucket/data"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from workers.checkpoint import DamagedCheckpoint, import_checkpoint, load
-from workers.checkpoint.exchange.formats import read
-from workers.checkpoint.exchange.optimizer_state import NotOptimizerStateError, read_state_dict
+from workers.checkpoint.exchange.sources.formats import read
+from workers.checkpoint.exchange.sources.optimizer_state import NotOptimizerStateError, read_state_dict
 from workers.checkpoint.format.manifest import NAME, manifest_digest
 from workers.errors import CheckpointError
 

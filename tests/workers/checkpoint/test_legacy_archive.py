@@ -10,7 +10,7 @@ from torch import nn
 
 from workers.checkpoint import load
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.exchange.legacy_archive import MAGIC, MARK, is_legacy
+from workers.checkpoint.exchange.pickles.legacy_archive import MAGIC, MARK, is_legacy
 from workers.errors import CheckpointError
 
 

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint import save as dcp_save
 
 from workers.checkpoint import (
     DamagedCheckpoint,
+    PolyfleetStorageReader,
     convert,
     copy,
     describe,
@@ -25,9 +26,8 @@ from workers.checkpoint import (
     save,
     verify,
 )
-from workers.checkpoint.dcp import PolyfleetStorageReader
+from workers.checkpoint.disk.inspect import newest
 from workers.checkpoint.format.manifest import DAMAGED_REMEDY
-from workers.checkpoint.inspect import newest
 from workers.checkpoint.tools import run, run_in_child
 from workers.errors import CheckpointError
 

@@ -10,8 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from workers.checkpoint import import_checkpoint, load
-from workers.checkpoint.dcp import PolyfleetStorageReader
+from workers.checkpoint import PolyfleetStorageReader, import_checkpoint, load
 from workers.errors import CheckpointError
 
 pytestmark = [

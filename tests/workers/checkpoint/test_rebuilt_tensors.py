@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from workers.checkpoint import load, open_checkpoint
-from workers.checkpoint.exchange.formats import read
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.exchange.strided import StridedSource
+from workers.checkpoint.exchange.pickles.strided import StridedSource
+from workers.checkpoint.exchange.sources.formats import read
 from workers.errors import CheckpointError
 
 pytestmark = [

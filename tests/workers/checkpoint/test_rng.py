@@ -3,9 +3,8 @@ import random
 import numpy as np
 import torch
 
-from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import load, save
-from workers.checkpoint.state.rng import CONTINUED, restore_rng
+from workers.checkpoint.state.rng import CONTINUED, derived_seed, restore_rng
 
 
 def draws() -> list[float]:

@@ -88,7 +88,7 @@ def test_any_safetensors_tool_reads_the_shards(tmp_path):
 
 
 def test_a_large_state_is_split_into_shards(tmp_path, monkeypatch, bits):
-    monkeypatch.setattr("workers.checkpoint.saver.SHARD_BYTES", 1000)
+    monkeypatch.setattr("workers.checkpoint.saving.saver.SHARD_BYTES", 1000)
     state = {"t": [torch.randn(100) for _ in range(7)] + [torch.randn(600)]}
     saved = save(tmp_path, 1, state)
     assert len(list(saved.path.glob("*.safetensors"))) == 5

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from workers.checkpoint import export_checkpoint, load, save
-from workers.checkpoint.converter import convert
 from workers.checkpoint.exchange.importer import import_here
 from workers.checkpoint.format.manifest import DamagedCheckpoint, manifest_digest
 from workers.checkpoint.format.manifest_checks import read_manifest
+from workers.checkpoint.loading.converter import convert
 from workers.checkpoint.transfer.copier import copy
 from workers.errors import CheckpointError
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from workers.checkpoint.exchange.pickle_size_estimate import Unsound
-from workers.checkpoint.scripts.change_stamps import stamp
-from workers.checkpoint.scripts.completeness import check
-from workers.checkpoint.scripts.device_remap import loads_on, replace_devices, to_cpu
-from workers.checkpoint.scripts.script_versions import hand_on, keep
+from workers.checkpoint.exchange.change_stamps import stamp
+from workers.checkpoint.exchange.completeness import check
+from workers.checkpoint.exchange.device_remap import loads_on, replace_devices, to_cpu
+from workers.checkpoint.exchange.pickles.pickle_size_estimate import Unsound
+from workers.checkpoint.exchange.script_versions import hand_on, keep
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 

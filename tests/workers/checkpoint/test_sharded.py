@@ -13,8 +13,15 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 
-from workers.checkpoint import describe, list_checkpoints, load, open_checkpoint, save
-from workers.checkpoint.dcp import PolyfleetStorageReader, PolyfleetStorageWriter
+from workers.checkpoint import (
+    PolyfleetStorageReader,
+    PolyfleetStorageWriter,
+    describe,
+    list_checkpoints,
+    load,
+    open_checkpoint,
+    save,
+)
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from workers.checkpoint import export_checkpoint
+from workers.checkpoint.exchange.completeness import check
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.scripts.completeness import check
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 RANKS = Path(__file__).with_name("library_ranks.py")

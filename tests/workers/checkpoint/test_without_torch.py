@@ -14,12 +14,12 @@ from torch import nn
 import workers.checkpoint
 from cluster.errors import UserError
 from workers.checkpoint import describe, list_checkpoints, plan, save, verify
-from workers.checkpoint.target_dtypes import notes
+from workers.checkpoint.conversion.target_dtypes import notes
 
 TORCH_FREE = """
 import json, sys
 from workers.checkpoint import describe, latest, list_checkpoints, plan, verify
-import workers.checkpoint.inspect, workers.checkpoint.format.manifest
+import workers.checkpoint.disk.inspect, workers.checkpoint.format.manifest
 root = sys.argv[1]
 path = latest(root).path
 print(json.dumps([describe(path), verify(path), list_checkpoints(root), plan(path, "tpu")]) and "answered")

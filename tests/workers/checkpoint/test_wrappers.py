@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from workers.checkpoint import import_checkpoint, load, save
-from workers.checkpoint.comparer import diff
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
+from workers.checkpoint.loading.comparer import diff
 from workers.errors import CheckpointError
 
 PLAIN = ("0.weight", "0.bias", "1.q.weight", "1.norm.running_mean", "2.weight")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workers.discovery.machine import Machine
+from workers.devices.discovery.machine import Machine
 
 DATA = Path(__file__).parents[2] / "data" / "discovery"
 

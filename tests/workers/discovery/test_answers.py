@@ -14,10 +14,11 @@ from types import SimpleNamespace as Plain
 import psutil
 import pytest
 
-from workers import discovery
-from workers.discovery import amd, amd_smi, apple, discover, intel, intel_gaudi, intel_smi, neuron, tpu
-from workers.discovery.card_reply import CardReply, findings
-from workers.discovery.machine import Machine, sysfs_address
+from workers.devices import discovery
+from workers.devices.discovery import discover
+from workers.devices.discovery.card_reply import CardReply, findings
+from workers.devices.discovery.machine import Machine, sysfs_address
+from workers.devices.discovery.vendors import amd, amd_smi, apple, intel, intel_gaudi, intel_smi, neuron, tpu
 
 GiB = 1 << 30
 ABSENT = object()
@@ -58,7 +59,7 @@ def test_a_finding_names_the_card_its_tool_what_this_said_and_what_to_do():
     ]
 
 
-@pytest.mark.parametrize("file", sorted(Path(discovery.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(Path(discovery.__file__).parent.rglob("*.py")), ids=lambda file: file.stem)
 def test_no_sentence_of_discovery_uses_words_that_only_its_authors_know(file):
     """All texts of the program but its docstrings."""
     tree = ast.parse(file.read_text())

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from cluster.types import Device, DeviceUse
-from workers.discovery.device_use import LiveUse, use_of
+from workers.node.device_use import LiveUse, use_of
 
 FOLDER = "sys/bus/pci/devices/0000:3b:00.0"
 CARD = Device("amd", "amd:MI300X", 1, "MI300X", pci_address="0000:3b:00.0")

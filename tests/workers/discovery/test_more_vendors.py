@@ -4,11 +4,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from workers.discovery import amd, cpu, discover, intel_gaudi, neuron, nvidia, tpu_vm
-from workers.discovery.hardware import HardwareDetector
-from workers.discovery.machine import Machine
-from workers.discovery.machine_findings import health, old_drivers
-from workers.discovery.versions import TorchBuild
+from workers.devices.capability.hardware import HardwareDetector
+from workers.devices.discovery import discover
+from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.machine_findings import health, old_drivers
+from workers.devices.discovery.vendors import amd, cpu, intel_gaudi, neuron, nvidia, tpu_vm
+from workers.devices.discovery.versions import TorchBuild
 
 GiB = 1 << 30
 DATA = Path(__file__).parents[2] / "data" / "discovery"

@@ -10,11 +10,12 @@ import pytest
 from cluster.errors import UserError
 from cluster.serialization import from_plain, to_plain
 from cluster.types import Device, NodeFacts
-from workers.discovery import cpu, discover
-from workers.discovery.machine import Machine
-from workers.discovery.node_facts import node_facts, node_identity
-from workers.discovery.resource_limits import cores, memory
-from workers.discovery.versions import TorchBuild, mismatches, torch_build, versions
+from workers.devices.discovery import discover
+from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.resource_limits import cores, memory
+from workers.devices.discovery.vendors import cpu
+from workers.devices.discovery.versions import TorchBuild, mismatches, torch_build, versions
+from workers.node.node_facts import node_facts, node_identity
 
 MiB = 1 << 20
 
@@ -39,8 +40,8 @@ def test_without_limits_the_machine_itself_is_the_limit(machine):
 
 def test_affinity_limits_the_cores_of_a_process():
     one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{one}])\nfrom workers.discovery.resource_limits import cores\n"
-    code += "from workers.discovery.machine import Machine; print(cores(Machine()))"
+    code = f"import os; os.sched_setaffinity(0, [{one}])\nfrom workers.devices.discovery.resource_limits import cores\n"
+    code += "from workers.devices.discovery.machine import Machine; print(cores(Machine()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
@@ -66,7 +67,10 @@ def test_an_unknown_backend_is_refused_with_the_nearest():
 
 
 def test_looking_for_devices_imports_no_torch():
-    code = "import sys; from workers.discovery import discover; discover(); print({'torch', 'ray'} & set(sys.modules))"
+    code = (
+        "import sys; from workers.devices.discovery import discover; discover(); "
+        "print({'torch', 'ray'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

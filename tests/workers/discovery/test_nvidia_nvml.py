@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.discovery import nvidia, nvidia_state
-from workers.discovery import nvidia_nvml as nvml
+from workers.devices.discovery.vendors import nvidia, nvidia_state
+from workers.devices.discovery.vendors import nvidia_nvml as nvml
 
 pynvml = pytest.importorskip("pynvml")
 

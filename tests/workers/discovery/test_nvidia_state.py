@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.discovery import nvidia_state
+from workers.devices.discovery.vendors import nvidia_state
 
 
 class NVMLError(Exception):

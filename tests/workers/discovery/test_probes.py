@@ -8,9 +8,9 @@ import pytest
 from patience import wait_for
 
 from cluster.types import Finding
-from workers.discovery import discover
-from workers.discovery.machine import Machine
-from workers.discovery.vendor_probe import probe
+from workers.devices.discovery import discover
+from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.vendor_probe import probe
 
 
 def tool(folder, name, text):

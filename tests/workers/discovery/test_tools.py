@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from cluster.types import Device
-from workers.discovery import amd, amd_smi, discover, import_checks, intel, intel_smi
-from workers.discovery.hardware import HardwareDetector
-from workers.discovery.machine import Machine, sysfs_address
-from workers.discovery.traits import traits
-from workers.discovery.vendor_probe import probe
+from workers.devices.capability.hardware import HardwareDetector
+from workers.devices.capability.traits import traits
+from workers.devices.discovery import discover, import_checks
+from workers.devices.discovery.machine import Machine, sysfs_address
+from workers.devices.discovery.vendor_probe import probe
+from workers.devices.discovery.vendors import amd, amd_smi, intel, intel_smi
 
 GiB = 1 << 30
 CARD = {"device_id": 0, "pci_bdf_address": "0000:03:00.0"}

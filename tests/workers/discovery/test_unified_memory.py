@@ -6,8 +6,9 @@ import psutil
 import pytest
 
 from cluster import catalogue
-from workers.discovery import amd, apple, intel, nvidia, resource_limits
-from workers.discovery.memory import device_memory
+from workers.devices.discovery import resource_limits
+from workers.devices.discovery.memory import device_memory
+from workers.devices.discovery.vendors import amd, apple, intel, nvidia
 
 GiB = 1 << 30
 HOST = psutil.virtual_memory().total

@@ -3,8 +3,9 @@ import sys
 import pytest
 
 from cluster.types import Device
-from workers.discovery import NAMES, amd, apple, discover, intel, nvidia, tpu
-from workers.discovery.machine import Machine, tool_output
+from workers.devices.discovery import NAMES, discover
+from workers.devices.discovery.machine import Machine, tool_output
+from workers.devices.discovery.vendors import amd, apple, intel, nvidia, tpu
 
 GiB = 1 << 30
 

@@ -8,7 +8,7 @@ from kernel_cases import angles, draw
 from cluster.errors import UserError
 from workers.errors import KernelsFailed
 from workers.kernels import create
-from workers.kernels.numpy import Kernels
+from workers.kernels.implementations.numpy import Kernels
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_an_error_inside_an_implementation_is_ours_with_its_words():
 
 
 def test_an_array_of_other_kernels_is_refused(k):
-    from workers.kernels.parts.arrays import Resident
+    from workers.kernels.arrays import Resident
 
     lying = Resident(create("numpy"), torch.Size((3, 8)), torch.float32, object())
     with pytest.raises(UserError, match="x is on the device of other kernels; move it here with to_device"):

@@ -17,9 +17,9 @@ from kernel_cases import CASES, check, draw, judge
 
 from workers import kernels as registry
 from workers import native
-from workers.benchmark.accuracy import Rounding
 from workers.errors import KernelsUnavailable
-from workers.kernels.parts import cpu_proofs
+from workers.kernels.drivers import cpu_proofs
+from workers.measurement.accuracy import Rounding
 from workers.native.compiler import COMPILERS
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ import torch
 from kernel_cases import CASES, check
 
 from workers import kernels as registry
-from workers.kernels.parts import cpu_library
+from workers.kernels.drivers import cpu_library
 
 pytestmark = pytest.mark.full
 

@@ -6,7 +6,7 @@ from kernel_cases import angles, draw, judge
 from torch import Tensor
 from torch.nn import functional as F
 
-from workers.benchmark.accuracy import Rounding
+from workers.measurement.accuracy import Rounding
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))

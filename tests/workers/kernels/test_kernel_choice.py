@@ -9,20 +9,21 @@ import torch
 from kernel_cases import CASES, check, draw
 
 from cluster.errors import UserError
-from workers import init_kernels, list_kernels, measurement_files
+from workers import init_kernels, list_kernels
 from workers import kernels as registry
 from workers.errors import KernelsUnavailable, NotEnoughMemory
-from workers.kernels import numpy as reference
-from workers.kernels import tuner
-from workers.kernels.kernel_choice import get_kernels_info
-from workers.kernels.parts.classes import shape_class
-from workers.kernels.parts.fastest import Fastest
-from workers.kernels.tuner import KernelMeasurement, Situation, fastest_choices, software_of
+from workers.kernels.dispatch import tuner
+from workers.kernels.dispatch.classes import shape_class
+from workers.kernels.dispatch.fastest import Fastest
+from workers.kernels.dispatch.kernel_choice import get_kernels_info
+from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, fastest_choices, software_of
+from workers.kernels.implementations import numpy as reference
+from workers.measurement import measurement_files
 
 pytestmark = pytest.mark.full
 
 PLUGIN = """
-from workers.kernels.numpy import Kernels as Base
+from workers.kernels.implementations.numpy import Kernels as Base
 
 class Kernels(Base):
     name = "toy"
@@ -237,7 +238,7 @@ def test_classes_tell_rows_and_columns_apart():
 
 
 def test_tuning_measures_checks_and_remembers(home, outside):
-    from workers.kernels.parts import comparison
+    from workers.kernels.dispatch import comparison
 
     told = []
     found = comparison.tune(
@@ -249,7 +250,7 @@ def test_tuning_measures_checks_and_remembers(home, outside):
 
 
 def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
-    from workers.kernels.parts import comparison
+    from workers.kernels.dispatch import comparison
 
     monkeypatch.setattr(registry.load("toy"), "_silu", lambda self, x, out: out.copy_(x))
     found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
@@ -262,7 +263,7 @@ def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
     [((["slu"], []), "unknown operation 'slu'; did you mean 'silu'"), (([], ["absent"]), "its chip is not here")],
 )
 def test_tuning_refuses_what_it_cannot_measure(home, outside, given, told):
-    from workers.kernels.parts import comparison
+    from workers.kernels.dispatch import comparison
 
     with pytest.raises(UserError, match=told):
         comparison.tune(*given)

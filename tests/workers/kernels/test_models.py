@@ -12,16 +12,16 @@ from torch.nn import functional as F
 
 from cluster.errors import UserError
 from workers import kernels as registry
-from workers.backends import create
-from workers.benchmark.networks import GPT2, Sizes
-from workers.kernels import tuner
+from workers.benchmark.cases.networks import GPT2, Sizes
+from workers.devices.backends import create
+from workers.kernels.dispatch import tuner
+from workers.kernels.dispatch.fastest import candidates, kind_of
+from workers.kernels.dispatch.tuner import KernelMeasurement, software_of
 from workers.kernels.models import attention_patch, kernel_insertion, module_forms, module_swap
 from workers.kernels.models.call_recorder import RecordedCall
 from workers.kernels.models.module_forms import NotReplaceable, form_of
-from workers.kernels.parts.fastest import candidates, kind_of
-from workers.kernels.tuner import KernelMeasurement, software_of
-from workers.optimizers import custom_kernels, passes
-from workers.optimizers.pass_context import Sample
+from workers.measurement.sample import Sample
+from workers.models.optimizers import custom_kernels, passes
 
 CPU = torch.device("cpu")
 ALL = (torch.float32, torch.bfloat16, torch.float16)
@@ -441,7 +441,8 @@ class TestPass:
 
 
 def work(backend, x):
-    from workers.optimizers.pass_context import PassContext, as_sample
+    from workers.measurement.sample import as_sample
+    from workers.models.passes.pass_context import PassContext
 
     return PassContext(backend, torch.float32, False, as_sample(x))
 

@@ -13,7 +13,7 @@ from kernel_cases import CASES, check, draw
 from cluster.errors import UserError
 from workers import kernels as registry
 from workers.errors import KernelsFailed
-from workers.kernels.parts import opencl_driver
+from workers.kernels.drivers import opencl_driver
 
 NARROW = [case for case in CASES if not case.name.endswith(("32768", "65537", "131072"))]
 EACH_DTYPE = [

@@ -10,8 +10,8 @@ from torch.library import opcheck
 from torch.nn import functional as F
 
 from cluster.errors import UserError
-from workers.kernels import operators
-from workers.kernels.parts.formulas import rotated
+from workers.kernels.dispatch import operators
+from workers.kernels.formulas import rotated
 
 pytestmark = pytest.mark.full
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from kernel_cases import CASES, check, rounded_share
 
-from workers.kernels.parts import formulas
-from workers.kernels.torch import Kernels as Right
+from workers.kernels import formulas
+from workers.kernels.implementations.torch import Kernels as Right
 
 
 class LosesTheTail(Right):

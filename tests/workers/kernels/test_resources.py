@@ -6,11 +6,11 @@ import pytest
 
 from cluster.errors import UserError
 from workers.errors import KernelsUnavailable
-from workers.kernels import resources
-from workers.kernels.parts import triton_committed as committed
-from workers.kernels.parts import triton_table as table
-from workers.kernels.parts.triton_table import Config
-from workers.kernels.resources import KernelResources, refusal_reason
+from workers.kernels.compilation import resources
+from workers.kernels.compilation import triton_committed as committed
+from workers.kernels.compilation import triton_table as table
+from workers.kernels.compilation.resources import KernelResources, refusal_reason
+from workers.kernels.compilation.triton_table import Config
 
 SM_90, MI300 = table.TARGETS["sm_90"], table.TARGETS["gfx942"]
 DATA = json.loads(committed.COMMITTED.read_text())
@@ -29,7 +29,7 @@ def compiler(absent, tmp_path, monkeypatch):
 
 
 def test_the_committed_table_is_of_the_present_sources():
-    again = "compile it anew: python -m workers.kernels.resources, with Triton 3.7.1 and then 3.8.0"
+    again = "compile it anew: python -m workers.kernels.compilation.resources, with Triton 3.7.1 and then 3.8.0"
     assert DATA["sources"] == resources.source_hashes(), again
 
 
@@ -45,7 +45,9 @@ def test_every_configuration_that_may_be_launched_is_in_it_and_none_spills(name,
 
 
 def test_the_page_shows_the_committed_table():
-    assert committed.PAGE.read_text() == committed.page(DATA), "python -m workers.kernels.resources writes it"
+    assert committed.PAGE.read_text() == committed.page(DATA), (
+        "python -m workers.kernels.compilation.resources writes it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_what_exceeds_a_target_is_not_allowed(config, on, numbers, told):
 
 def test_a_launch_is_refused_that_the_committed_table_does_not_hold():
     torch = pytest.importorskip("torch")
-    from workers.kernels.parts.triton_launch import check_committed
+    from workers.kernels.drivers.triton_launch import check_committed
 
     known = table.rows("rmsnorm", 4096, SM_90, (3, 7))
     check_committed(known, torch.bfloat16, SM_90)

@@ -11,10 +11,11 @@ from kernel_cases import CASES, Case, check, draw, judge
 
 from cluster.errors import UserError
 from workers import kernels as registry
-from workers.benchmark.accuracy import Rounding
 from workers.errors import KernelsFailed
-from workers.kernels.parts import formulas, triton_launch
-from workers.kernels.parts import triton_table as table
+from workers.kernels import formulas
+from workers.kernels.compilation import triton_table as table
+from workers.kernels.drivers import triton_launch
+from workers.measurement.accuracy import Rounding
 
 pytestmark = pytest.mark.full
 
@@ -233,5 +234,5 @@ def test_a_variable_set_too_late_is_told(triton):
 
 
 def test_importing_the_implementation_imports_no_triton(triton):
-    code = "import sys, workers.kernels.triton; print('triton' in sys.modules)"
+    code = "import sys, workers.kernels.implementations.triton; print('triton' in sys.modules)"
     assert in_a_process(code).strip() == "False"

@@ -8,11 +8,11 @@ import torch
 
 from cluster.errors import UserError
 from workers import get_library, list_libraries
-from workers.config import LibrariesConfig, PolyfleetConfig
-from workers.libraries.__main__ import rows
-from workers.libraries.effect_check import check_effect, checkable_libraries, run_in_new_process
-from workers.libraries.library_config import apply
-from workers.libraries.registry import LIBRARIES
+from workers.devices.libraries.__main__ import rows
+from workers.devices.libraries.effect_check import check_effect, checkable_libraries, run_in_new_process
+from workers.devices.libraries.registry import LIBRARIES
+from workers.options.config import LibrariesConfig, PolyfleetConfig
+from workers.options.library_config import apply
 
 pytestmark = [
     pytest.mark.full,
@@ -124,5 +124,5 @@ def test_what_is_not_here_says_why_when_it_is_asked_for():
 
 
 def test_importing_the_registry_imports_no_torch():
-    code = "import sys, workers.libraries.registry; print('torch' in sys.modules)"
+    code = "import sys, workers.devices.libraries.registry; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

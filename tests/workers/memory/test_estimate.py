@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cluster.errors import UserError
-from workers.memory.estimate import estimate_memory
+from workers.models.memory.estimate import estimate_memory
 
 HIDDEN, BATCH, FLOAT = 64, 8, 4
 # Three square layers: two kept outputs for backward, and the input the caller holds.
@@ -180,7 +180,7 @@ def test_a_sample_on_another_device_than_the_model_is_refused():
 
 def _elsewhere():
     """A module on a device that is not the CPU, whatever this machine has: XLA's where there is one."""
-    from workers import backends
+    from workers.devices import backends
 
     names = [name for name in backends.available() if name != "cpu"]
     if not names:

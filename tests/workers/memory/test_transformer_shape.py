@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cluster.errors import UserError
-from workers.memory.estimate import estimate_memory
-from workers.memory.transformer_shape import TransformerShape
+from workers.models.memory.estimate import estimate_memory
+from workers.models.memory.transformer_shape import TransformerShape
 
 ROOT = Path(__file__).parents[3]
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}

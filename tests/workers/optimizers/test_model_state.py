@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from workers import backends
-from workers.backends.cpu import CPUBackend
-from workers.optimizers.compilers import compile_with
-from workers.optimizers.model_state import preserve_state
-from workers.optimizers.pass_context import PassContext, as_sample, outputs
-from workers.optimizers.trial import outcome
+from workers.devices import backends
+from workers.devices.backends.vendors.cpu import CPUBackend
+from workers.measurement.model_state import preserve_state
+from workers.measurement.sample import as_sample
+from workers.models.optimizers.trial import outcome
+from workers.models.passes.compilers import compile_with
+from workers.models.passes.pass_context import PassContext, outputs
 
 
 class Generating(nn.Module):

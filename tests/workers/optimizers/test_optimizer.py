@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import OptimizationLevel, backends, get_available_strategies, get_optimizer
-from workers.backends.cpu import CPUBackend
-from workers.benchmark.timing import Timer
-from workers.optimizers import passes, speedup_history
-from workers.optimizers.optimizer import ModelOptimizer
-from workers.optimizers.pass_context import PassContext, as_sample
-from workers.optimizers.timing import compare_timings
+from workers import OptimizationLevel, get_available_strategies, get_optimizer
+from workers.devices import backends
+from workers.devices.backends.vendors.cpu import CPUBackend
+from workers.measurement.sample import as_sample
+from workers.measurement.timing import Timer
+from workers.measurement.timing_comparison import compare_timings
+from workers.models.optimizers import passes, speedup_history
+from workers.models.optimizers.optimizer import ModelOptimizer
+from workers.models.passes.pass_context import PassContext
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 NAMES = [name for name in backends.available() if name != "nvidia"]

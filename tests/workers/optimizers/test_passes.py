@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import backends
-from workers.optimizers import batch_norm_folding
-from workers.optimizers.output_difference import difference, first_tensor
-from workers.optimizers.pass_context import as_sample
-from workers.optimizers.passes import unwrap
+from workers.devices import backends
+from workers.measurement.output_difference import difference, first_tensor
+from workers.measurement.sample import as_sample
+from workers.models.optimizers.passes import unwrap
+from workers.models.passes import batch_norm_folding
 
 
 class TwoHeads(nn.Module):

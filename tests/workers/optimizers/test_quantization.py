@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from workers import backends
-from workers.optimizers import passes
-from workers.optimizers.pass_context import PassContext, as_sample
-from workers.optimizers.trial import model_bytes
+from workers.devices import backends
+from workers.measurement.sample import as_sample
+from workers.models.optimizers import passes
+from workers.models.optimizers.trial import model_bytes
+from workers.models.passes.pass_context import PassContext
 
 pytest.importorskip("torchao", reason="torchao is not in this environment")
 

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.errors import UserError
 from cluster.types import Device
-from workers.selection.device_preference import best, ranked, title
+from workers.options.device_preference import best, ranked, title
 
 
 def device(kind, **more):

@@ -17,16 +17,16 @@ from workers import (
     BackendUnavailable,
     CPUBackend,
     PolyfleetConfig,
-    backends,
     detect_best_backend,
     get_backend,
     get_backend_info,
     is_backend_available,
     list_available_backends,
 )
+from workers.devices import backends
+from workers.devices.selection.memory_check import create_with_memory_check
+from workers.devices.selection.summary import backend_rows
 from workers.errors import NotEnoughMemory
-from workers.selection.memory_check import create_with_memory_check
-from workers.selection.summary import backend_rows
 
 ABSENT = next(name for name in backends.names() if backends.unavailable_reason(name))
 
@@ -109,7 +109,8 @@ BackendFactory.create("neuron", fallback_backends=["cpu"])
 try:
     get_backend("neuron")
 except BackendUnavailable as e:
-    before, told, after = "workers.backends.apple" in sys.modules, str(e), "workers.backends.apple" in sys.modules
+    apple = "workers.devices.backends.vendors.apple"
+    before, told, after = apple in sys.modules, str(e), apple in sys.modules
     print(before, "available here: cpu" in told, after)
 """
 
@@ -228,7 +229,7 @@ def test_every_row_of_the_summary_has_devices_or_a_reason_and_one_is_recommended
 
 TWICE = """
 import sys
-from workers.selection.__main__ import main
+from workers.devices.selection.__main__ import main
 main()
 sys.stdout.reconfigure(encoding="utf-8")
 main()

@@ -13,13 +13,13 @@ import pytest
 import torch
 from patience import wait_for
 
-from workers.attempt import lease
-from workers.messages import Order
+from workers.protocol import lease
+from workers.protocol.messages import Order
 
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import json, os, pathlib, sys, importlib, traceback
-from workers.attempt.rank_main import exit_process
+from workers.tasks.rank_main import exit_process
 from workers.tasks.context import Context
 folder = pathlib.Path(os.environ["POLYFLEET_ATTEMPT_DIR"])
 order = json.loads((folder / "order.json").read_text())

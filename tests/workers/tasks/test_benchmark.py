@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cluster.errors import UserError
-from workers import backends
 from workers.benchmark import measurement
-from workers.benchmark.statistics import interval
-from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
+from workers.devices import backends
+from workers.measurement.fingerprint import inputs_sha256, weights_sha256
+from workers.measurement.statistics import interval
 from workers.tasks import benchmark, model_factory
 from workers.tasks.context import Context
 

@@ -12,12 +12,12 @@ from torch import nn
 
 import workers
 from cluster.errors import UserError
-from workers import backends
-from workers.attempt.rank_main import failure_record
 from workers.checkpoint import DamagedCheckpoint, load, plan
 from workers.checkpoint.disk.damage_marks import damage_reason
+from workers.devices import backends
 from workers.errors import CheckpointError
 from workers.tasks.context import Context
+from workers.tasks.rank_main import failure_record
 from workers.tasks.resume_choice import candidate_checkpoints
 
 
@@ -212,7 +212,7 @@ GANG = """
 import os, sys
 from pathlib import Path
 from torch import nn
-from workers import backends
+from workers.devices import backends
 from workers.tasks.context import Context
 from workers.tasks.resume_choice import candidate_checkpoints
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import backends
-from workers.messages import Order
+from workers.devices import backends
+from workers.protocol.messages import Order
 from workers.tasks.context import Context
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from workers import backends
+from workers.devices import backends
 from workers.tasks.data_loading import DeviceLoader, shard_items
 
 CPU = backends.create("cpu")

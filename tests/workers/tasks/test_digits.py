@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers import backends
+from workers.devices import backends
 from workers.tasks import train
 from workers.tasks.context import Context
 

@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 
-from workers.attempt.redaction import Redactor
+from workers.protocol.redaction import Redactor
 from workers.tasks.event_writer import Events
 
 WRITER = """

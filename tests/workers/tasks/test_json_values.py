@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cluster.errors import UserError
-from workers.tasks.json_values import metric, plain
+from workers.protocol.json_values import metric, plain
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from workers import backends
-from workers.attempt import rank_main, rank_progress
 from workers.checkpoint import load
+from workers.devices import backends
 from workers.errors import NonFiniteValue
-from workers.pool_checkpoints import PoolCheckpoints
-from workers.pool_storage import PoolStorage
+from workers.protocol import rank_progress
+from workers.storage.pool_checkpoints import PoolCheckpoints
+from workers.storage.pool_storage import PoolStorage
+from workers.tasks import rank_main
 from workers.tasks.context import Context
 
 NAN, INF = float("nan"), float("inf")

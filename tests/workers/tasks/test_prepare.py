@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from cluster.errors import NotFound, UserError
-from workers import backends, load_prepared
+from workers import load_prepared
 from workers.checkpoint import describe, load, save
+from workers.devices import backends
 from workers.tasks import prepare
 from workers.tasks.context import Context
 

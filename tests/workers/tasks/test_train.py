@@ -5,8 +5,8 @@ import signal
 import pytest
 import torch
 
-from workers import backends
 from workers.checkpoint import load
+from workers.devices import backends
 
 ORDER = {"backend": "tpu", "kind": "tpu:emulated", "emulated": True} if "tpu" in backends.available() else {}
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cluster.errors import NotFound, UserError
-from workers import backends
 from workers.benchmark.session import Session
+from workers.devices import backends
 from workers.tasks import transformers_model
 
 transformers = pytest.importorskip("transformers")

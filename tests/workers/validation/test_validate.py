@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import backends, estimate_memory, validate
-from workers.validation.report import CHECKS
+from workers import estimate_memory, validate
+from workers.devices import backends
+from workers.models.validation.report import CHECKS
 
 WITH_XLA = os.environ.get("PJRT_DEVICE") == "CPU"
 

@@ -1,1 +1,1 @@
-"""Checkpoint files: write them durably, read them verified, delete them in a safe order. No torch."""
+"""Checkpoint folders on disk: write durably, read verified, describe, and delete in a safe order. No torch."""

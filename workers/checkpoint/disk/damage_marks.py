@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster.untrusted_files import UnreadableFile, read_json
+from cluster.input.untrusted_files import UnreadableFile, read_json
 from workers.checkpoint.format.manifest import FOLDER
 
 MARK = ".damaged"

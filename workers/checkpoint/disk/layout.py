@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from workers.checkpoint.conversion.passes import Digest
 from workers.checkpoint.disk.files import round_up_to_page
-from workers.checkpoint.disk.passes import Digest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 
 SHARD_BYTES = 2 << 30

@@ -2,7 +2,7 @@
 
 A live model must stay untouched if the last chunk turns out to be damaged. Reading everything twice through the page
 cache costs less for that than a copy of the checkpoint in memory. Where the model may be changed, one pass is enough:
-verifying_reader.py.
+loading/verifying_reader.py.
 """
 
 import os
@@ -18,13 +18,13 @@ from typing import Self
 
 import xxhash
 
-from workers.checkpoint.disk import passes
+from workers.checkpoint.conversion import passes
+from workers.checkpoint.conversion.load_report import ConversionLoss
 from workers.checkpoint.format import links
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
 from workers.checkpoint.format.manifest_checks import box_bytes, open_regular, read_manifest
 from workers.checkpoint.format.message_text import first_names
-from workers.checkpoint.load_report import ConversionLoss
 
 THREADS = 2
 READ_BYTES = 1 << 20
@@ -109,8 +109,8 @@ class CheckpointReader:
         return self._run_pass(file, offset, size_bytes, None, out, dtypes, count)
 
     def finish_verification(self) -> None:
-        """Verify the rest of what was read (see verifying_reader.py). Nothing to do here: `verify_chunks` did it before
-        reading.
+        """Verify the rest of what was read (see loading/verifying_reader.py). Nothing to do here: `verify_chunks`
+        did it before reading.
         """
 
     def descriptor(self, file: str) -> int:

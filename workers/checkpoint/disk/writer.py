@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workers.checkpoint.disk import passes
+from workers.checkpoint.conversion import passes
 from workers.checkpoint.disk.buffers import allocate_aligned
 from workers.checkpoint.disk.files import Files, OpenFile, round_up_to_page
 from workers.checkpoint.disk.layout import Layout

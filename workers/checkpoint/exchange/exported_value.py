@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.exchange.dcp_folders import EXTRA_FILE
-from workers.checkpoint.exchange.source_form import ROOT_DEPTH
+from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILE
+from workers.checkpoint.exchange.sources.source_form import ROOT_DEPTH
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
 from workers.checkpoint.format.optimizer_tree import as_torch, read_optimizer
-from workers.checkpoint.lazy_reader import OpenCheckpoint
+from workers.checkpoint.loading.lazy_reader import OpenCheckpoint
 
 SINGLE = ("torch", "dcp")
 """Formats whose source is a single value; DCP's may have one more file."""

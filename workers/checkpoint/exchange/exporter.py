@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError, nearest
+from workers.checkpoint.conversion import bits
 from workers.checkpoint.disk.files import Files, write_file
 from workers.checkpoint.disk.layout import Layout, TensorPiece, lay_out
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.exchange.dcp_folders import EXTRA_FILE
 from workers.checkpoint.exchange.exported_value import ExportedValues
-from workers.checkpoint.exchange.formats import FORMATS
 from workers.checkpoint.exchange.library_folders import WrittenFiles, save_value, write_folder
+from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILE
+from workers.checkpoint.exchange.sources.formats import FORMATS
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
 from workers.checkpoint.format.message_text import first_names
-from workers.checkpoint.lazy_reader import OpenCheckpoint, open_checkpoint
-from workers.checkpoint.state import bits
-from workers.checkpoint.state.tensor_fill import read_elements
+from workers.checkpoint.loading.lazy_reader import OpenCheckpoint, open_checkpoint
+from workers.checkpoint.tensors.tensor_fill import read_elements
 from workers.errors import CheckpointError
 
 SHARD_BYTES = 5_000_000_000

@@ -1,7 +1,7 @@
 """Import checkpoints: safetensors files in place or as hard links, other formats streamed into shards.
 
 No code in the source is executed, and no tensor is ever completely in memory. The source is read in a child process
-without network or the fleet's tokens, with limits for memory, time and files (cluster/sandbox.py).
+without network or the fleet's tokens, with limits for memory, time and files (cluster/input/sandbox.py).
 """
 
 import errno
@@ -15,8 +15,8 @@ from typing import Any
 
 import xxhash
 
-from cluster import sandbox
 from cluster.errors import UserError
+from cluster.input import sandbox
 from cluster.version import VERSION as POLYFLEET
 from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.files import Files, round_up_to_page
@@ -24,9 +24,9 @@ from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.disk.writer_lock import writer_lock
-from workers.checkpoint.exchange.formats import format_of, read
-from workers.checkpoint.exchange.imported_state import ImportedState
-from workers.checkpoint.exchange.tensors import Reference
+from workers.checkpoint.exchange.pickles.tensors import Reference
+from workers.checkpoint.exchange.sources.formats import format_of, read
+from workers.checkpoint.exchange.sources.imported_state import ImportedState
 from workers.checkpoint.format import links, versions
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import (

@@ -10,7 +10,7 @@ import torch
 
 from workers.checkpoint.exchange.exported_value import ExportedValues
 from workers.checkpoint.format.manifest import StateEntry
-from workers.checkpoint.lazy_reader import OpenCheckpoint
+from workers.checkpoint.loading.lazy_reader import OpenCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

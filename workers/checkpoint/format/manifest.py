@@ -156,8 +156,8 @@ class StateEntry:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Form of an imported checkpoint, so that an export restores it. Loading does not need it.
-    `files` maps each file's name in the source to its content, as a tree with the leaves that exchange/source_form.py
-    lists.
+    `files` maps each file's name in the source to its content, as a tree with the leaves that
+    exchange/sources/source_form.py lists.
     """
 
     format: str

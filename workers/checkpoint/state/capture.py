@@ -11,8 +11,9 @@ from torch import nn
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import FP8, dtype_name
 from workers.checkpoint.format.manifest import ENTRY, StateEntry, View
-from workers.checkpoint.state import aliases, names, optimizer
+from workers.checkpoint.state import names, optimizer
 from workers.checkpoint.state.rng import capture_rng
+from workers.checkpoint.tensors import aliases
 from workers.errors import CheckpointError
 
 

@@ -1,7 +1,7 @@
 """Plan and check a load before any live object is changed.
 
-No large data is read here. Tensors that the load creates are allocated, live ones are noted; tensor_fill.py fills both
-later, once all names, shapes, hashes and losses have been checked.
+No large data is read here. Tensors that the load creates are allocated, live ones are noted; tensors/tensor_fill.py
+fills both later, once all names, shapes, hashes and losses have been checked.
 """
 
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
+from workers.checkpoint.conversion import bits
+from workers.checkpoint.conversion.convert import check_convertible
+from workers.checkpoint.conversion.dtype_policy import DtypePolicy
+from workers.checkpoint.conversion.fp8 import scale_factor
+from workers.checkpoint.conversion.load_report import ConversionLoss, LoadReport, TensorReport
 from workers.checkpoint.disk.reader import CheckpointReader
-from workers.checkpoint.dtype_policy import DtypePolicy
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.boxes import Box
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import DamagedCheckpoint, StateEntry
-from workers.checkpoint.load_report import ConversionLoss, LoadReport, TensorReport
-from workers.checkpoint.state import bits
-from workers.checkpoint.state.convert import check_convertible
-from workers.checkpoint.state.fp8 import scale_factor
-from workers.checkpoint.state.tensor_fill import (
+from workers.checkpoint.tensors.tensor_fill import (
     Progress,
     TensorFill,
     copy_scaled,

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from workers.checkpoint.conversion import bits
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import EXTRA_STATE, extra_states
 from workers.checkpoint.format.message_text import first_names
-from workers.checkpoint.state import bits, name_matching, names, sharded
+from workers.checkpoint.state import name_matching, names
 from workers.checkpoint.state.load_stage import Apply, LoadStage
 from workers.checkpoint.state.names import Slot
 from workers.checkpoint.state.values import check_kind
+from workers.checkpoint.tensors import sharded
 from workers.errors import CheckpointError
 
 

@@ -7,10 +7,10 @@ Lightning or PEFT model, and so may the live model. The report says what was str
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from workers.checkpoint.conversion.load_report import LoadReport
 from workers.checkpoint.format.manifest import EXTRA_STATE, Manifest
 from workers.checkpoint.format.message_text import closest, first_names
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
-from workers.checkpoint.load_report import LoadReport
 from workers.checkpoint.state.names import Slot
 from workers.errors import CheckpointError
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.state.sharded import is_sharded
+from workers.checkpoint.tensors.sharded import is_sharded
 from workers.errors import CheckpointError
 
 _TRANSPARENT = (

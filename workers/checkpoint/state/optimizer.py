@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from workers.checkpoint.conversion import bits
 from workers.checkpoint.format.dtypes import FLOATS, dtype_name
 from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.format.optimizer_tree import Key, OptimizerTree, read_optimizer
-from workers.checkpoint.state import bits, optimizer_positions, sharded
+from workers.checkpoint.state import optimizer_positions
 from workers.checkpoint.state.load_stage import Apply, LoadStage
 from workers.checkpoint.state.modules import LiveModules
+from workers.checkpoint.tensors import sharded
 from workers.errors import CheckpointError
 
 IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")

@@ -4,6 +4,7 @@ A stream cannot be converted to another device type: XLA keeps one integer, CUDA
 bytes. It is then seeded from (seed, rank, step, device type), and the load report says so.
 """
 
+import hashlib
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.state import xla
+from workers.checkpoint.tensors import xla
 
 CONTINUED = "continued"
 
@@ -48,6 +48,12 @@ def check_restorable(saved: Any) -> None:
             raise TypeError("seed and torch are an integer and a dict")
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise DamagedCheckpoint(f"the random state in the manifest is malformed: {e!r}") from None
+
+
+def derived_seed(seed: int, rank: int, step: int, device_type: str) -> int:
+    """Seed for a new device type or number of ranks, where no state fits. The same inputs give the same seed."""
+    digest = hashlib.sha256(f"{seed}:{rank}:{step}:{device_type}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 2
 
 
 def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:

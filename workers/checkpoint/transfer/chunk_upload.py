@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.untrusted_files import read_bytes
+from cluster.input.untrusted_files import read_bytes
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from workers.checkpoint.transfer.receiver import CheckpointReceiver

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cluster.checkpoint_location import path_error
-from cluster.content_hash import MAX_FILES
 from cluster.errors import FleetError, NotFound, UserError
+from cluster.host.content_hash import MAX_FILES
+from cluster.input.checkpoint_location import path_error
 from workers.checkpoint.transfer.stores import ObjectStore, store
 
 READ_BYTES = 8 << 20

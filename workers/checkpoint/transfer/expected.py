@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.untrusted_files import read_bytes
+from cluster.input.untrusted_files import read_bytes
 from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry, Manifest

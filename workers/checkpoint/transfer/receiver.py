@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from cluster.errors import Conflict
-from cluster.untrusted_files import UnreadableFile, open_untrusted, read_bytes
+from cluster.input.untrusted_files import UnreadableFile, open_untrusted, read_bytes
 from workers.checkpoint.disk.buffers import allocate_aligned
 from workers.checkpoint.disk.damage_marks import record_verification
 from workers.checkpoint.disk.files import Files, OpenFile, round_up_to_page, write_file

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from cluster import checkpoint_location
 from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
+from cluster.input import checkpoint_location
 from workers.checkpoint.disk.reader import read_at
 from workers.checkpoint.format import links
 from workers.checkpoint.format.manifest import FOLDER, MAX_MANIFEST_BYTES, NAME, DamagedCheckpoint

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.kernels import operators
+from workers.kernels.dispatch import operators
+from workers.kernels.formulas import rotated
 from workers.kernels.models.module_forms import SHORT_DTYPES, Form
-from workers.kernels.parts.formulas import rotated
 
 ROPE, INTERFACE = "apply_rotary_pos_emb", "ALL_ATTENTION_FUNCTIONS"
 DTYPES = (torch.float32, *SHORT_DTYPES)

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from workers.backends.parts.precision import name_of
-from workers.kernels import tuner
+from workers.devices.backends.precision import name_of
+from workers.kernels.dispatch import tuner
+from workers.kernels.dispatch.classes import shape_class
+from workers.kernels.dispatch.fastest import candidates, kind_of
+from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, software_of
 from workers.kernels.models import attention_patch, module_forms, module_swap
 from workers.kernels.models.call_recorder import SITE_PREFIX, RecordedCall, Recorder
 from workers.kernels.models.module_forms import Form, NotReplaceable
-from workers.kernels.parts.classes import shape_class
-from workers.kernels.parts.fastest import candidates, kind_of
-from workers.kernels.tuner import KernelMeasurement, Situation, software_of
-from workers.optimizers.model_state import preserve_state
-from workers.optimizers.pass_context import Sample
+from workers.measurement.model_state import preserve_state
+from workers.measurement.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)

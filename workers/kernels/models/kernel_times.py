@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
+from workers.kernels.dispatch.comparison import measure
+from workers.kernels.dispatch.fastest import candidates
+from workers.kernels.dispatch.probes import Probe
+from workers.kernels.dispatch.tuner import REFERENCE, KernelMeasurement
 from workers.kernels.models import kernel_insertion
-from workers.kernels.parts.comparison import measure
-from workers.kernels.parts.fastest import candidates
-from workers.kernels.parts.probes import Probe
-from workers.kernels.tuner import REFERENCE, KernelMeasurement
-from workers.optimizers.pass_context import Sample
+from workers.measurement.sample import Sample
 
 
 def measure_calls(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.kernels import operators
+from workers.kernels.dispatch import operators
 from workers.kernels.models.attention_patch import Key, rebind_forward
 from workers.kernels.models.module_forms import Form
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import torch
 
-from workers.backends.base import BaseBackend
-from workers.backends.parts.host_memory import process_memory
+from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.host_memory import process_memory
 
 
 class ToyBackend(BaseBackend):

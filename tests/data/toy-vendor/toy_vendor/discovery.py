@@ -1,6 +1,6 @@
 from cluster import catalogue
 from cluster.types import Device
-from workers.discovery.machine import Machine
+from workers.devices.discovery.machine import Machine
 
 
 def present(machine: Machine) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.planner.completion import MIN_SHARED_WORKLOADS, estimate_rates
+from orchestrator.core.plan.arrays.completion import MIN_SHARED_WORKLOADS, estimate_rates
 
 rates = st.floats(0.01, 1e6)
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from orchestrator.core.planner.decision import PriceMemory, decide, fill
-from orchestrator.core.planner.knapsack import choose
-from orchestrator.core.planner.planner_jobs import WAITS, Work, used
-from orchestrator.core.planner.policies import POLICIES, PRICED
-from orchestrator.core.planner.prices import find_prices
-from orchestrator.core.planner.rounding import Instance, assign
+from orchestrator.core.plan.arrays.knapsack import choose
+from orchestrator.core.plan.arrays.planner_jobs import WAITS, Work, used
+from orchestrator.core.plan.arrays.prices import find_prices
+from orchestrator.core.plan.assignment.decision import PriceMemory, decide, fill
+from orchestrator.core.plan.assignment.rounding import Instance, assign
+from orchestrator.core.plan.policies.priced_policies import POLICIES, PRICED
 
 SIZES = (1, 1, 1, 2, 4, 8)
 

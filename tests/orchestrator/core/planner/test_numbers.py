@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.planner.numbers import FreeNumbers
+from orchestrator.core.plan.arrays.numbers import FreeNumbers
 
 
 def test_the_tightest_node_is_taken_so_that_whole_nodes_stay_whole():

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.policies import BUILTIN
-from orchestrator.core.plan import plan
-from orchestrator.core.planner import plugins
-from orchestrator.core.planner.decision import PriceMemory, decide
-from orchestrator.core.planner.planner_jobs import Work
-from orchestrator.core.planner.policies import POLICIES, finish_time
+from cluster.fleet.policies import BUILTIN
+from orchestrator.core.plan.arrays.planner_jobs import Work
+from orchestrator.core.plan.assignment.decision import PriceMemory, decide
+from orchestrator.core.plan.plan import plan
+from orchestrator.core.plan.policies import plugins
+from orchestrator.core.plan.policies.finish_time import finish_time
+from orchestrator.core.plan.policies.priced_policies import POLICIES
 
 CAPACITY = np.array([2])
 

@@ -1,0 +1,1 @@
+"""Definition of a fleet: the fields of its file, and the identity, certificates and record of one that is up."""

@@ -1,0 +1,1 @@
+"""Commands for the fleet, its hosts, nodes and server."""

@@ -1,0 +1,1 @@
+"""Commands for jobs, their logs, files and checkpoints."""

@@ -1,0 +1,1 @@
+"""Commands that measure devices, compare results, and simulate traces of jobs."""

@@ -1,0 +1,1 @@
+"""REST client: connections to the server, file transfers, and start and stop of a fleet."""

@@ -1,0 +1,1 @@
+"""Submitted folders: which of their files are sent, and the zip archives that contain them."""

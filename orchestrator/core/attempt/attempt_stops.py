@@ -1,0 +1,276 @@
+"""Stop attempts when their job or another part requires it, and conclude them once all parts have ended. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.core.attempt.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
+from orchestrator.core.controller import nodes
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopRequest
+from orchestrator.core.controller.commands import Release, RemoveFiles, Stop
+from orchestrator.core.controller.draft import Draft, PendingRelease
+from orchestrator.core.controller.messages import Launched, LaunchFailed, StopAnswered
+from orchestrator.core.controller.nodes import StuckReservation, UntrackedAttempt
+from orchestrator.core.jobs import fold, progress, retry
+from orchestrator.core.states import State
+from orchestrator.core.timing import STUCK_EXPIRES_S
+from workers.protocol.messages import Outcome
+
+STOP_RETRY_S = 5.0
+"""Seconds without a reply after which a stop request is repeated."""
+
+STOP_OVERDUE_S = 15.0
+"""Seconds after an acknowledged stop, in addition to the grace, after which it is repeated."""
+
+
+def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, is_reported: bool = True) -> None:
+    """Record the end of a part; only the first outcome counts. The last part concludes the attempt.
+
+    `is_reported`: the part's own node reported the outcome.
+    """
+    attempt = draft.attempts[job]
+    part = attempt.parts[rank]
+    if part.outcome is not None:
+        return
+    if part.unreadable_reason:
+        outcome = lost_outcome(attempt, rank, part.unreadable_reason, "unreadable")
+    node = draft.nodes.get(part.node)
+    last_listed_s = (
+        node.list_requested_s
+        if node and node.list_requested_s is not None and attempt.part_key(rank) in node.listed
+        else 0.0
+    )
+    ended = replace(
+        part,
+        phase="ended",
+        outcome=outcome,
+        ended_s=draft.now.s,
+        last_listed_s=last_listed_s,
+        is_reported=is_reported,
+        doubt="",
+    )
+    draft.attempts[job] = attempt.with_part(rank, ended)
+    review(draft, job)
+
+
+def launched(draft: Draft, message: Launched) -> None:
+    attempt = draft.attempts.get(message.job)
+    if attempt is None or attempt.epoch != message.epoch or not attempt.launching:
+        return
+    draft.attempts[attempt.job] = replace(attempt, launching=False, since_s=draft.now.s)
+    for name in {part.node for part in attempt.parts}:
+        if (node := draft.nodes.get(name)) is not None and node.foreign_use_s > float("-inf"):
+            draft.nodes[name] = replace(node, foreign_use_s=float("-inf"))
+    details = {
+        "missed": message.missed,
+        "missed_files": message.missed_files,
+        "script": message.script,
+        "source": message.source,
+    }
+    record = draft.records[attempt.job]
+    if message.step is not None or any(details.values()) or record.missed_files or record.resumed_step is not None:
+        draft.event(attempt.job, "resumed", attempt.epoch, step=message.step, **{k: v for k, v in details.items() if v})
+    review(draft, attempt.job)
+
+
+def launch_failed(draft: Draft, message: LaunchFailed) -> None:
+    """Handle a failed launch. An error of the user ends the job; a problem of the fleet costs it nothing.
+
+    A part that may have started ends once it is certain that it does not run: see suspicion.py. If every node has
+    reported its part, the attempt has started and only a reply was lost.
+    """
+    attempt = draft.attempts.get(message.job)
+    if attempt is None or attempt.epoch != message.epoch or not attempt.launching:
+        return
+    if message.newest_epoch >= attempt.epoch:
+        draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=message.newest_epoch)
+    attempt = replace(attempt, launching=False, since_s=draft.now.s)
+    started = message.kind == "launch" and all(
+        part.phase and part.node in message.maybe_started for part in attempt.parts
+    )
+    if not started and message.maybe_started and message.kind == "launch":
+        attempt = attempt.begin_cut_off(
+            message.message, draft.now.s
+        )  # later ends of its parts are attributed to this failure
+    for rank, part in enumerate(attempt.parts) if not started else ():
+        attempt = attempt.with_part(rank, _after_failed_launch(attempt, rank, part, message, draft.now.s))
+    draft.attempts[attempt.job] = attempt
+    if not started:
+        _record_node_failures(draft, message)
+    note_stuck(draft, message.stuck)
+    _record_foreign_use(draft, message)
+    review(draft, attempt.job)
+
+
+def _after_failed_launch(
+    attempt: LiveAttempt, rank: int, part: AttemptPart, message: LaunchFailed, now_s: float
+) -> AttemptPart:
+    """Return a part after a failed launch. A part that has ended, or that its node has reported, does not change."""
+    if part.outcome is not None or (part.phase and part.node in message.maybe_started):
+        return part
+    if part.node in message.maybe_started:
+        return replace(part, doubt=message.message)
+    return replace(part, phase="ended", ended_s=now_s, is_reported=False, outcome=_not_started(attempt, rank, message))
+
+
+def _not_started(attempt: LiveAttempt, rank: int, message: LaunchFailed) -> Outcome:
+    """Return the outcome of a part that was not started. Only nodes that lacked resources count as failed."""
+    outcome = lost_outcome(attempt, rank, message.message, message.kind)
+    if message.lacking and attempt.parts[rank].node not in message.lacking:
+        return replace(outcome, state="cancelled", failure=None)
+    return outcome
+
+
+def note_stuck(draft: Draft, names: Iterable[str]) -> None:
+    """Record that a launch failed because Ray reserves resources of these nodes for no existing holder."""
+    for name in names:
+        if (node := draft.nodes.get(name)) is not None:
+            withheld = node.stuck or StuckReservation(draft.now.s, draft.now.s)
+            since_s = withheld.since_s if draft.now.s - withheld.last_failed_s < STUCK_EXPIRES_S else draft.now.s
+            draft.nodes[name] = replace(node, stuck=replace(withheld, since_s=since_s, last_failed_s=draft.now.s))
+
+
+def _record_foreign_use(draft: Draft, message: LaunchFailed) -> None:
+    for name in set(message.lacking) - set(message.stuck):
+        if (node := draft.nodes.get(name)) is not None:
+            draft.nodes[name] = replace(node, foreign_use_s=draft.now.s)
+
+
+def _record_node_failures(draft: Draft, message: LaunchFailed) -> None:
+    for name in message.unanswered if message.kind == "launch" else ():
+        if (node := draft.nodes.get(name)) is not None:
+            draft.nodes[name] = nodes.record_failure(
+                node, f"an attempt could not be started: {message.message}", draft.now.s
+            )
+
+
+def stop_answered(draft: Draft, message: StopAnswered) -> None:
+    attempt = draft.attempts.get(message.job)
+    if attempt is None or attempt.epoch != message.epoch or (stop := attempt.stop_requests.get(message.node)) is None:
+        return
+    if stop.how == message.how and message.requested_s >= stop.since_s and not (stop.is_acknowledged and message.error):
+        at_s = draft.now.s if not message.error else draft.now.s - STOP_RETRY_S + 1.0
+        after = replace(stop, updated_s=at_s, is_acknowledged=not message.error)
+        draft.attempts[attempt.job] = replace(attempt, stop_requests={**attempt.stop_requests, message.node: after})
+
+
+def preempt_node(draft: Draft, node: str, why: str) -> None:
+    """Let every attempt on `node` save and stop; their jobs continue on other nodes."""
+    for job in sorted(draft.on_node(node)):
+        record = draft.records[job]
+        if not draft.event(job, "preempted", record.job.epoch, reason=why):
+            review(draft, job)
+
+
+def notice_changed(draft: Draft, name: str, before: str) -> None:
+    """Handle a changed termination notice: the node gets no new jobs, and its attempts save and move."""
+    why = draft.nodes[name].notice
+    if bool(why) == bool(before):
+        return
+    draft.change(needs_plan=True)
+    if why:
+        preempt_node(draft, name, f"node {name} is about to shut down: {why}")
+
+
+def review(draft: Draft, job: str) -> None:
+    """Send stop requests if the attempt has to stop, and conclude it if all its parts have ended."""
+    attempt = draft.attempts[job]
+    if attempt.cancelled_s is None and draft.records[job].job.state is State.CANCELLED:
+        draft.attempts[job] = attempt = replace(attempt, cancelled_s=draft.now.s)
+    if attempt.launching:
+        return
+    if attempt.is_over:
+        _conclude(draft, attempt)
+    elif how := _stop_mode(draft, attempt):
+        for node in dict.fromkeys(part.node for part in attempt.parts if part.outcome is None):
+            _request_stop(draft, job, node, how)
+
+
+def _stop_mode(draft: Draft, attempt: LiveAttempt) -> str:
+    """Return how the attempt has to stop, or "". After one part was preempted, the others keep their own grace."""
+    state = draft.records[attempt.job].job.state
+    if state is State.CANCELLED:
+        return "cancel"
+    if attempt.superseded_reason or any(p.doubt or is_broken(p) for p in attempt.parts):
+        return "cancel" if _failed_before_cut_off(attempt) else "fence"
+    preempted = any(p.outcome and p.outcome.state == "preempted" for p in attempt.parts)
+    return "preempt" if state is State.SAVING or preempted else ""
+
+
+BROKEN = frozenset({"failed", "lost", "fenced", "cancelled"})
+
+
+def is_broken(part: AttemptPart) -> bool:
+    """Return True if the attempt can no longer succeed because of this part."""
+    return bool(part.unreadable_reason) or (part.outcome is not None and part.outcome.state in BROKEN)
+
+
+def _failed_before_cut_off(attempt: LiveAttempt) -> bool:
+    """Return True if a part failed by itself, and not because nodes were disconnected.
+
+    The kind of stop request then sent to the nodes also informs a later server, which does not have this state.
+    """
+    if any(part.unreadable_reason or is_user_error(part) for part in attempt.parts):
+        return True
+    failed_s = [part.ended_s for part in attempt.parts if part.outcome and part.outcome.state == "failed"]
+    return bool(failed_s) and not (attempt.cut_off and attempt.cut_off.explains(min(failed_s)))
+
+
+def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:
+    attempt, now_s = draft.attempts[job], draft.now.s
+    stop = attempt.stop_requests.get(node)
+    if stop and stop.how == how:
+        grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
+        if now_s - stop.updated_s < (STOP_OVERDUE_S + grace_s if stop.is_acknowledged else STOP_RETRY_S):
+            return
+    since_s = stop.since_s if stop and stop.how == how else now_s
+    draft.attempts[job] = replace(
+        attempt, stop_requests={**attempt.stop_requests, node: StopRequest(how, now_s, since_s=since_s)}
+    )
+    draft.command(Stop(node, job, attempt.epoch, how, now_s))
+
+
+def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
+    """Store the end of the attempt, release its reservation, and let its nodes remove its files."""
+    if draft.records[attempt.job].job.state is State.STARTING and _has_run(attempt):
+        draft.event(attempt.job, "started", attempt.epoch)  # it ended before a status showed it running
+    record = draft.records[attempt.job]
+    if record.job.state is State.CANCELLED:
+        draft.event(attempt.job, "released", attempt.epoch, outcome="cancelled", reason=record.reason)
+    else:
+        stop_reason = record.reason if record.job.state is State.SAVING else ""
+        ended, decisive = combine(attempt, record.attempts[-1].candidate, stop_reason)
+        decision = retry.decide_retry(record.job, ended)
+        failure = decisive.failure.to_plain() if decisive.failure else None
+        details = {"outcome": ended.state, "result": result_of(attempt), "failure": failure}
+        draft.record(fold.ended(record.job, decision, draft.now.wall_s, **details, peak_memory_bytes=peak_of(attempt)))
+        # The pause after a lost node counts from its fence: waiting for the lease was a pause already.
+        waited_for_lease = ended.failure == "lost" and attempt.fence_requested_s is not None
+        if (until_s := decision.pause_s + (attempt.raised_s if waited_for_lease else draft.now.s)) > draft.now.s:
+            draft.paused_until_s[attempt.job] = until_s
+    draft.remove_attempt(attempt)
+    progress.attempt_ended(draft, attempt.job)
+    draft.pending_releases[attempt.allocation_name] = PendingRelease(attempt.key, draft.now.s)
+    for rank, part in enumerate(attempt.parts):
+        _remove_files(draft, attempt.part_key(rank), part)
+
+
+def _has_run(attempt: LiveAttempt) -> bool:
+    """Return True if every rank has started; only started ranks have exit codes."""
+    return all(part.outcome is not None and part.outcome.exit_codes for part in attempt.parts)
+
+
+def _remove_files(draft: Draft, key: str, part: AttemptPart) -> None:
+    """Let the node remove a part's files. Until then, the node lists the part as an untracked attempt."""
+    if (node := draft.nodes.get(part.node)) is not None:
+        untracked = UntrackedAttempt(part.cursor, "ended", is_in_log=True, requested_s=draft.now.s)
+        draft.nodes[node.name] = replace(node, untracked={**node.untracked, key: untracked})
+    job, epoch, _ = key.rsplit(".", 2)
+    draft.command(RemoveFiles(part.node, job, int(epoch)))
+
+
+def retry_releases(draft: Draft) -> None:
+    """Repeat the release of reservations until Ray confirms it."""
+    for name, pending in draft.pending_releases.items():
+        if draft.now.s - pending.requested_s > STOP_RETRY_S:
+            draft.pending_releases[name] = replace(pending, requested_s=draft.now.s)
+            draft.command(Release(name, draft.now.s))

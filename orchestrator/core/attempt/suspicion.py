@@ -1,0 +1,310 @@
+"""Decide when a part of an attempt on a silent node counts as ended. Pure.
+
+A silent node does not prove that the work has stopped: a frozen or disconnected machine may continue, and its agent may
+renew leases as long as the fence allows that. So a fence above the attempt's epoch is raised first. Once Ray has stored
+it, the lease is not renewed any more, nothing of that epoch starts, and none of its checkpoints is committed. The part
+has ended one full lease later, or as soon as its node itself reports that no process of it runs.
+"""
+
+from dataclasses import replace
+
+from orchestrator.core.attempt import attempt_stops
+from orchestrator.core.attempt.attempt_outcome import lost_outcome
+from orchestrator.core.controller import nodes
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PendingLowering
+from orchestrator.core.controller.commands import Fence
+from orchestrator.core.controller.draft import Control, Draft
+from orchestrator.core.controller.messages import FenceAnswered, Now
+from orchestrator.core.jobs.fold import WORKING
+from orchestrator.core.model import Job
+from orchestrator.core.states import State
+from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S, PATIENT_LEASE_S
+
+FENCE_RETRY_S = 3.0
+LAUNCH_SLOW_S = 10.0
+"""A launch that takes longer is mentioned in the waiting reason of its job."""
+CANCELLED_LEASE_S = 30.0
+"""Longest lease of a cancelled job: it has no next attempt that could run at the same time."""
+
+
+def review(draft: Draft) -> None:
+    """Review every attempt that is not launching or healthy. Called once per tick."""
+    now_s = draft.now.s
+    answering = {n.name for n in draft.nodes.values() if not n.lost_reason and n.silent_s(now_s) <= NODE_SILENT_S}
+    for attempt in draft.attempts.values():
+        if not (attempt.launching or _is_healthy(draft, attempt, answering)):
+            _review(draft, attempt)
+
+
+def _is_healthy(draft: Draft, attempt: LiveAttempt, answering: set[str]) -> bool:
+    """Return True if all parts run on nodes that respond, and no stop, fence or doubt is pending."""
+    cut_off = attempt.cut_off is not None and attempt.cut_off.until_s is None
+    if (
+        cut_off
+        or attempt.superseded_reason
+        or attempt.fence_requested_s is not None
+        or attempt.lowering
+        or not attempt.is_fence_checked
+    ):
+        return False
+    if draft.records[attempt.job].job.state not in WORKING:
+        return False
+    return all(
+        p.node in answering and p.outcome is None and not p.doubt and not p.unreadable_reason for p in attempt.parts
+    )
+
+
+def _review(draft: Draft, attempt: LiveAttempt) -> None:
+    attempt = _read_again(draft, _lower_again(draft, attempt))
+    suspects = [
+        rank
+        for rank, part in enumerate(attempt.parts)
+        if part.outcome is None and _suspect_reason(draft, attempt, part)
+    ]
+    if not suspects:
+        _lower_fence(draft, attempt)
+        attempt_stops.review(draft, attempt.job)
+        return
+    if attempt.fenced_s is None:
+        _raise_fence(draft, attempt, _suspect_reason(draft, attempt, attempt.parts[suspects[0]]))
+    for rank in suspects:
+        current = draft.attempts.get(attempt.job)
+        if current is not None and current.epoch == attempt.epoch and (why := _expired_reason(draft, current, rank)):
+            _end_lost(draft, current, rank, why)
+    if (current := draft.attempts.get(attempt.job)) is not None and current.epoch == attempt.epoch:
+        attempt_stops.review(draft, attempt.job)
+
+
+def _suspect_reason(draft: Draft, attempt: LiveAttempt, part: AttemptPart) -> str:
+    """Say why a part may have ended without a message about it; "" if nothing suggests that."""
+    if attempt.superseded_reason or part.doubt:
+        return attempt.superseded_reason or part.doubt
+    if not draft.control.is_joined:
+        return ""  # no node can be reached
+    node, now_s = draft.nodes.get(part.node), draft.now.s
+    if node is None:
+        return f"node {part.node} is not in the fleet" if now_s - attempt.since_s > NODE_SILENT_S else ""
+    silent_s = now_s - max(node.last_contact_s, attempt.since_s)
+    if node.lost_reason:
+        return f"node {node.name} was lost: {node.lost_reason}" if silent_s > NODE_SILENT_S else ""
+    return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else ""
+
+
+def rejoined(draft: Draft) -> None:
+    """Send fence commands after joining a cluster, where stored fences may be missing.
+
+    A fence that we had raised is raised again, because reading it would not show who raised it. The fences of other
+    attempts are read: one above the attempt was raised by an earlier controller, or by one with a newer log. A launch
+    that is still running reads its own fence.
+    """
+    for attempt in draft.attempts.values():
+        if attempt.launching:
+            continue
+        if attempt.lowering is not None:
+            _request_lower(draft, attempt)
+        elif attempt.superseded_reason or (attempt.is_fence_checked and attempt.fence_requested_s is not None):
+            _request_raise(draft, replace(attempt, fence_requested_s=None, fenced_s=None))
+        else:
+            _request_read(draft, replace(attempt, fence_requested_s=None, is_fence_checked=False))
+
+
+def _raise_fence(draft: Draft, attempt: LiveAttempt, why: str) -> None:
+    if _waits_for_node(draft, attempt):
+        return
+    if attempt.fence_requested_s is None or draft.now.s - attempt.fence_requested_s > FENCE_RETRY_S:
+        _request_raise(draft, attempt.begin_cut_off(why, draft.now.s))
+
+
+def _request_raise(draft: Draft, attempt: LiveAttempt) -> None:
+    """Raise the fence above the attempt. `raised_s` is the first time since the fence was last lowered."""
+    raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
+    draft.attempts[attempt.job] = replace(attempt, fence_requested_s=draft.now.s, raised_s=raised_s, lowering=None)
+    if not attempt.is_fence_checked:
+        # Read it first: it may be above the attempt already, for a newer one that is missing from an older log.
+        draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
+        return
+    draft.raised_fences[attempt.job] = attempt.epoch + 1
+    draft.command(Fence(attempt.job, attempt.epoch + 1, requested_s=draft.now.s))
+
+
+def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
+    """Return True if the job waits for a disconnected node, as its user requested."""
+    if attempt.superseded_reason or any(attempt_stops.is_broken(part) for part in attempt.parts):
+        return False  # the attempt ends in any case
+    job = draft.records[attempt.job].job
+    is_doubtful = any(part.doubt for part in attempt.parts)
+    return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not is_doubtful
+
+
+def _lower_fence(draft: Draft, attempt: LiveAttempt) -> None:
+    """Lower the fence if all nodes respond again and no part was lost or failed, so that the attempt counts again."""
+    if any(attempt_stops.is_broken(part) for part in attempt.parts):
+        return
+    was_raised = attempt.fence_requested_s is not None
+    draft.attempts[attempt.job] = attempt = replace(
+        attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None
+    )
+    if was_raised and attempt.is_fence_checked:
+        _request_lower(draft, attempt)
+
+
+def _lower_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
+    """Repeat the request to lower the fence until it is confirmed, because ranks cannot save until then."""
+    if attempt.lowering is None or draft.now.s - attempt.lowering.requested_s <= FENCE_RETRY_S:
+        return attempt
+    return _request_lower(draft, attempt)
+
+
+def _read_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
+    """Repeat the request to read the fence until a reply arrives.
+
+    An earlier server may have raised it; ranks cannot save until it is lowered.
+    """
+    if (
+        attempt.is_fence_checked
+        or attempt.fence_requested_s is not None
+        or draft.now.s - attempt.read_s <= FENCE_RETRY_S
+    ):
+        return attempt
+    return _request_read(draft, attempt)
+
+
+def _request_read(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
+    draft.attempts[attempt.job] = attempt = replace(attempt, read_s=draft.now.s)
+    draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
+    return attempt
+
+
+def _request_lower(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
+    since_s = draft.now.s if attempt.lowering is None else attempt.lowering.since_s
+    draft.attempts[attempt.job] = attempt = replace(attempt, lowering=PendingLowering(since_s, draft.now.s))
+    draft.command(Fence(attempt.job, attempt.epoch, lower=True, requested_s=draft.now.s))
+    return attempt
+
+
+def fence_answered(draft: Draft, message: FenceAnswered) -> None:
+    """Handle a reply about a fence. A fence above an attempt ends it, whichever controller raised it."""
+    attempt = draft.attempts.get(message.job)
+    if attempt is None or message.error:
+        return
+    if message.current_epoch <= attempt.epoch:
+        if message.epoch == attempt.epoch:
+            _fence_below(draft, attempt, message)
+        return
+    if message.epoch == attempt.epoch:
+        if not attempt.superseded_reason and draft.raised_fences.get(attempt.job) == message.current_epoch:
+            _own_fence_read(draft, attempt)
+            return
+        attempt = _fenced_by_others(draft, attempt, message.current_epoch)
+    elif attempt.fence_requested_s is None or message.requested_s < attempt.raised_s:
+        return  # the fence was lowered after this request
+    if attempt.fenced_s is None:
+        attempt = replace(
+            attempt, fenced_s=draft.now.s, stop_requests={}
+        )  # stop requests sent before the fence do not count
+    draft.attempts[attempt.job] = attempt
+    attempt_stops.review(draft, attempt.job)
+
+
+def _fence_below(draft: Draft, attempt: LiveAttempt, message: FenceAnswered) -> None:
+    """Handle a fence that is not above the attempt. A value read in a previous cluster is ignored."""
+    if attempt.lowering is not None and message.requested_s >= attempt.lowering.since_s:
+        draft.attempts[attempt.job] = attempt = replace(attempt, lowering=None)
+    if attempt.is_fence_checked or message.requested_s < draft.control.joined_s:
+        return
+    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_checked=True, fence_requested_s=None)
+    if draft.control.is_joined and not updated.launching:
+        _review(draft, updated)
+
+
+def _own_fence_read(draft: Draft, attempt: LiveAttempt) -> None:
+    """Lower a fence that we raised ourselves and that was not lowered; it does not indicate a newer attempt."""
+    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_checked=True)
+    if updated.fence_requested_s is None:
+        _request_lower(draft, updated)
+
+
+def _fenced_by_others(draft: Draft, attempt: LiveAttempt, newer_epoch: int) -> LiveAttempt:
+    draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=newer_epoch)
+    why = f"attempt {newer_epoch} of this job was started, so attempt {attempt.epoch} no longer counts"
+    raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
+    after = replace(
+        attempt, superseded_reason=why, is_fence_checked=True, fence_requested_s=draft.now.s, raised_s=raised_s
+    )
+    return replace(after, lowering=None).begin_cut_off(why, draft.now.s)
+
+
+def _expired_reason(draft: Draft, attempt: LiveAttempt, rank: int) -> str:
+    """Say why it is certain that no process of this part runs; "" if it is not certain."""
+    if attempt.fenced_s is None:
+        return ""
+    part = attempt.parts[rank]
+    node, stop = draft.nodes.get(part.node), attempt.stop_requests.get(part.node)
+    if draft.now.s > _expires_s(draft, attempt, rank):
+        return _suspect_reason(draft, attempt, part)
+    if node is None or stop is None or not stop.is_acknowledged or stop.updated_s < attempt.fenced_s:
+        return ""
+    is_absent = (
+        node.list_requested_s is not None
+        and node.list_requested_s > stop.updated_s
+        and attempt.part_key(rank) not in node.listed
+    )
+    return _suspect_reason(draft, attempt, part) if is_absent else ""
+
+
+def _expires_s(draft: Draft, attempt: LiveAttempt, rank: int) -> float:
+    """Return when the lease of a part has expired, with margin.
+
+    An agent that runs renews the leases on its node. After a raylet restart its node has a second name until Ray
+    removes the first, so contact under either name counts.
+    """
+    name, key = attempt.parts[rank].node, attempt.part_key(rank)
+    node, lease_and_margin_s = draft.nodes.get(name), lease_s(draft.records[attempt.job].job) + LEASE_MARGIN_S
+    renewed_s = max(attempt.fenced_s or draft.now.s, node.last_contact_s if node else 0.0)
+    if draft.now.s > renewed_s + lease_and_margin_s:  # only now, because this checks all nodes
+        second_names = (n for n in draft.nodes.current.values() if n.duplicate_of == name and n.runs(key))
+        renewed_s = max([renewed_s, *(n.last_contact_s for n in second_names)])
+    return renewed_s + lease_and_margin_s
+
+
+def lease_s(job: Job) -> float:
+    """Return how long an attempt may keep running after the last renewal of its lease."""
+    full_s = PATIENT_LEASE_S if job.recovery.on_disconnect == "wait" else job.recovery.lease_s
+    return min(full_s, CANCELLED_LEASE_S) if job.state is State.CANCELLED else full_s
+
+
+def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str:
+    """Say what an attempt waits for if its node is silent or its launch is slow; "" for other attempts.
+
+    `doing` is the present step of the launch, e.g. "waits for Ray to reserve its devices".
+    """
+    attempt, draft = control.attempts.get(job), Draft(control, now)
+    if attempt is None:
+        return ""
+    if attempt.launching:
+        took_s = now.s - attempt.since_s
+        message = f"the attempt has been starting for {took_s:.0f} s: it {doing or 'waits for other launches to end'}"
+        return message if took_s > LAUNCH_SLOW_S else ""
+    parts = enumerate(attempt.parts)
+    doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _suspect_reason(draft, attempt, p))]
+    if not doubts:
+        return ""
+    rank, why = doubts[0]
+    if _waits_for_node(draft, attempt):
+        return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
+    if attempt.fenced_s is None:
+        return f"{why}; the lease of its attempt is being revoked"
+    left_s = max(0.0, _expires_s(draft, attempt, rank) - now.s)
+    return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
+
+
+def _end_lost(draft: Draft, attempt: LiveAttempt, rank: int, why: str) -> None:
+    """End a part as lost; as a failed launch, which does not count against the job, if it never ran."""
+    part, state = attempt.parts[rank], draft.records[attempt.job].job.state
+    never_ran = part.doubt and state is State.STARTING and not part.phase
+    if not never_ran and (node := draft.nodes.get(part.node)) is not None:
+        cut_off_since_s = attempt.cut_off.since_s if attempt.cut_off else None
+        draft.nodes[node.name] = nodes.record_failure(node, why, draft.now.s, cut_off_since_s)
+    attempt_stops.end_part(
+        draft, attempt.job, rank, lost_outcome(attempt, rank, why, "launch" if never_ran else "lost"), is_reported=False
+    )

@@ -1,0 +1,1 @@
+"""What the controller stores, receives and sends: its state, messages, commands, and the names of its crash points."""

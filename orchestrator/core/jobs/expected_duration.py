@@ -1,0 +1,60 @@
+"""Estimate how long a job would still run, by kind and number of devices, from a snapshot."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.core.jobs.remaining_time import Evidence, attained, has_evidence, remaining
+from orchestrator.core.model import Job, Progress, Snapshot
+from orchestrator.core.policy import HIGHEST
+
+RESTART_S = 60.0
+"""Assumed duration of a start, for a job whose own start was not measured yet."""
+
+NO_PROGRESS = Progress()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDuration:
+    """Expected remaining time.
+
+    `has_evidence`: it was measured, reported or declared for this kind or for one with a measured relative speed; else
+    it is a guess.
+    """
+
+    seconds: float
+    has_evidence: bool
+
+
+Expect = Callable[[Job, str, int], ExpectedDuration]
+"""Function of a job, a kind and a total number of devices."""
+
+
+def expectation(snapshot: Snapshot) -> Expect:
+    running = {attempt.job: attempt for attempt in snapshot.running}
+
+    def of(job: Job, kind: str, devices: int) -> ExpectedDuration:
+        progress, running_attempt = snapshot.progress.get(job.id, NO_PROGRESS), running.get(job.id)
+        done = attained(progress, running_attempt, in_state_s(job.id, snapshot)) if running_attempt else progress.ran_on
+        evidence = Evidence(snapshot.throughput, progress, snapshot.history, done)
+        return ExpectedDuration(remaining(job, kind, devices, evidence).seconds, has_evidence(job, kind, evidence))
+
+    return of
+
+
+def in_state_s(job: str, snapshot: Snapshot) -> float:
+    """Return the seconds since the job began to wait or its attempt was placed."""
+    since = snapshot.since.get(job)
+    return max(0.0, snapshot.now_s - since.state_s) if since else 0.0
+
+
+def tier(job: Job, snapshot: Snapshot) -> int:
+    """Return the job's priority, plus one for each `ageing_s` seconds of waiting, at most HIGHEST."""
+    if not snapshot.ageing_s:
+        return job.priority
+    return min(HIGHEST, job.priority + int(in_state_s(job.id, snapshot) // snapshot.ageing_s))
+
+
+def restart_s(job: str, snapshot: Snapshot) -> float:
+    """Return the cost of a start or move: seconds from placement to the first step."""
+    progress = snapshot.progress.get(job)
+    return progress.starts_s if progress and progress.starts_s else RESTART_S

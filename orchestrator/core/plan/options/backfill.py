@@ -1,0 +1,242 @@
+"""Reserve devices for a job that does not fit now, and choose the attempts that stop for it.
+
+The rule is simple on purpose. A blocked job reserves devices at one place that could serve it: the one with the fewest
+missing devices. No job after it in the policy's order gets those devices, so the number missing falls with every
+attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it.
+
+Attempts that may stop for it: those of strictly lower priority, those of the same priority that a full decision would
+place elsewhere (core/plan/moves.py), and those that run beyond the quota of their project, for a job that is entitled
+to it (quota.py). They stop only if the job then fits, and no more of them than necessary. For a job that lacks quota,
+attempts of its own project with lower priority stop; if there are none, the rest of the quota is reserved for it, and
+no devices are. A job in a pause after a failure reserves nothing.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.core.model import Devices, Job, Preempt, Running
+from orchestrator.core.placement_slots import Place
+from orchestrator.core.plan.options.capacity import FreeCapacity
+from orchestrator.core.plan.options.fit import minimum_count, vendor_change_reason
+from orchestrator.core.plan.options.host_memory import Availability, machine
+from orchestrator.core.plan.options.score import rank
+
+MAX_HOLDERS = 3
+"""Maximum number of holders of devices that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Reservation of `count` devices on each of `nodes` (devices ids) for candidate number `candidate`.
+
+    `missing`: devices that will be neither free nor freeing after `victims` have stopped. `lacking` names the memory
+    that some nodes lack, `held_elsewhere` what victims on other nodes hold.
+    """
+
+    candidate: int
+    count: int
+    nodes: tuple[str, ...]
+    victims: tuple[Running, ...]
+    missing: int
+    lacking: str = ""
+    held_elsewhere: str = ""
+
+
+def find_reservation(job: Job, capacity: FreeCapacity, own: bool = False) -> Reservation | None:
+    """Return the best reservation for a job, None if no node that takes jobs could ever hold it, or quota is lacking.
+
+    `own`: attempts of its project may stop for it even if it may borrow.
+    """
+    return min(_reservations(job, capacity, own), key=lambda c: _preference(job, c), default=None)
+
+
+def reserve_quota(job: Job, capacity: FreeCapacity) -> None:
+    """Reserve the rest of the project's quota for a job that needs more, so that smaller jobs do not use it first."""
+    for index in sorted(range(len(job.candidates)), key=lambda index: rank(job, index)):
+        want = job.candidates[index]
+        for nodes in _candidate_nodes(job, index, capacity):
+            have = nodes[0]
+            devices = minimum_count(want, have) * want.nodes
+            if capacity.quota.refusal_reason(job, devices, have.kind) and capacity.quota.could_ever(
+                job, devices, have.kind
+            ):
+                capacity.quota.reserve(job, have.kind, devices)
+                return
+
+
+def reservation_at(
+    job: Job, place: Place, capacity: FreeCapacity, equals: frozenset[str] = frozenset()
+) -> Reservation | None:
+    """Return a reservation at `place`, or None. Attempts of the jobs in `equals` may stop for it, too."""
+    nodes = nodes_at(job, place, capacity)
+    if len(nodes) < place.nodes or capacity.quota.refusal_reason(job, place.devices, place.island.kind):
+        return None
+    return _reserve_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals)
+
+
+def can_stop_any(job: Job, capacity: FreeCapacity, equals: frozenset[str] = frozenset()) -> bool:
+    """Return True if any attempt may be stopped for the job. Cheap, because it is called often."""
+    return bool(equals or capacity.quota.borrowed or capacity.lower_priority(job.priority))
+
+
+def nodes_at(job: Job, place: Place, capacity: FreeCapacity) -> list[Devices]:
+    """Return the nodes that take jobs now and could be part of `place`."""
+    want = job.candidates[place.candidate]
+    islands = capacity.candidate_nodes(want).islands
+    per_node = place.count if want.exclusive else 0
+    ids = islands.get(replace(place.island, per_node=per_node), ())
+    if not ids or vendor_change_reason(job, capacity.devices[ids[0]]):  # an island has one vendor
+        return []
+    return [capacity.devices[devices_id] for devices_id in ids]
+
+
+def apply(
+    job: Job, reservation: Reservation, capacity: FreeCapacity, equals: Mapping[str, str] | None = None
+) -> list[Preempt]:
+    """Apply a reservation and return the attempts to stop. `equals`: reasons for jobs of the same priority."""
+    for victim in reservation.victims:
+        capacity.count_as_stopping(victim)
+    for devices_id in reservation.nodes:
+        capacity.reserve(job.id, job.candidates[reservation.candidate], devices_id, reservation.count)
+        kind = capacity.devices[devices_id].kind
+        capacity.quota.reserve(job, kind, reservation.count)
+    why = f"{job.id} (priority {job.priority}) needs {reservation.count} of {', '.join(reservation.nodes)}"
+    return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in reservation.victims]
+
+
+def waiting_sentence(reservation: Reservation, capacity: FreeCapacity, equals: Collection[str] = ()) -> str:
+    """Say what a job with a reservation waits for; `explain` shows it beside the refusals of single devices."""
+    where = ", ".join(reservation.nodes)
+    if reservation.victims:
+        lower = "" if any(victim.job in equals for victim in reservation.victims) else " of lower priority"
+        if not all(any(devices_id in reservation.nodes for devices_id, _ in v.allocation) for v in reservation.victims):
+            lower += f", which hold {reservation.held_elsewhere},"
+        return f"waits for {', '.join(v.job for v in reservation.victims)}{lower} to save and stop on {where}"
+    if not reservation.missing:
+        return f"waits for attempts that are stopping on {where}"
+    if reservation.lacking:
+        return f"waits for {reservation.lacking} on {where}"
+    needed = reservation.count * len(reservation.nodes)
+    if holders := capacity.holders(reservation.nodes):
+        where += f", {held_by(holders)}"
+    if reservation.missing == needed:
+        return f"waits for {needed} device{'s' if needed > 1 else ''} on {where}"
+    return f"waits for {reservation.missing} of {needed} devices on {where}; the others are reserved for it"
+
+
+def held_by(jobs: list[str]) -> str:
+    more = f" and {len(jobs) - MAX_HOLDERS} more" if len(jobs) > MAX_HOLDERS else ""
+    return f"held by {', '.join(jobs[:MAX_HOLDERS])}{more}"
+
+
+def _candidate_nodes(job: Job, index: int, capacity: FreeCapacity) -> Iterator[list[Devices]]:
+    """Yield lists of nodes that could hold candidate number `index` together; each has one kind and vendor."""
+    want = job.candidates[index]
+    for ids in capacity.candidate_nodes(want).islands.values():
+        nodes = [capacity.devices[devices_id] for devices_id in ids]
+        if len(nodes) >= want.nodes and not vendor_change_reason(job, nodes[0]):
+            yield nodes
+
+
+def _reservations(job: Job, capacity: FreeCapacity, own: bool) -> Iterator[Reservation]:
+    for index, want in enumerate(job.candidates):
+        for nodes in _candidate_nodes(job, index, capacity):
+            lacks_quota = capacity.quota.minimum_refusal(job, want, nodes[0])
+            if lacks_quota and capacity.quota.may_borrow(job) and not own:  # idle devices of other projects come first
+                continue
+            need = minimum_count(want, nodes[0])  # the same on all nodes of an island
+            reservation = _reserve_in(index, need, want.nodes, job, nodes, capacity)
+            if not lacks_quota or capacity.quota.is_within(job, need * want.nodes, nodes[0].kind, reservation.victims):
+                yield reservation
+
+
+def _reserve_in(
+    index: int,
+    need: int,
+    count: int,
+    job: Job,
+    nodes: list[Devices],
+    capacity: FreeCapacity,
+    equals: frozenset[str] = frozenset(),
+) -> Reservation:
+    """Return a reservation of `need` devices on each of `count` of these nodes."""
+    counts = {have.id: capacity.available_soon(have.id) for have in nodes}
+    promised = Availability(job.candidates[index], nodes, counts, capacity.memory)
+    kind = nodes[0].kind if nodes else ""
+    victims = _DeviceRequest(job, need, count, kind, capacity).fewest_victims(
+        promised, _stoppable(job, capacity, equals, kind)
+    )
+    for victim in victims:
+        promised.add(victim, 1)
+    fullest = promised.fullest(nodes, need)[:count]
+    missing = sum(need - gets for _, gets in fullest)
+    short = [machine(have) for have, gets in fullest if promised.lacks_memory(have.id, need, gets)]
+    short_of = f"memory of machine {short[0]}" if short else ""
+    elsewhere = "memory of its machine" if all(map(promised.is_useful, victims)) else "the quota of its project"
+    return Reservation(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
+
+
+def _stoppable(job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> list[Running]:
+    """Return attempts of lower priority, those in `equals`, and those that borrow quota of this kind."""
+    lower = capacity.lower_priority(job.priority)
+    others = (
+        capacity.running[name] for name in sorted({*equals, *capacity.quota.borrowed}) if name in capacity.running
+    )
+    return [
+        *lower,
+        *(r for r in others if r.priority >= job.priority and _may_be_stopped(r, job, capacity, equals, kind)),
+    ]
+
+
+def _may_be_stopped(attempt: Running, job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> bool:
+    equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
+    return equal or capacity.quota.must_return(attempt, job, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceRequest:
+    """Request for `need` devices of `kind` on each of `nodes` nodes."""
+
+    job: Job
+    need: int
+    nodes: int
+    kind: str
+    capacity: FreeCapacity
+
+    def fewest_victims(self, promised: Availability, lower: list[Running]) -> list[Running]:
+        """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
+
+        Those that continue running first: higher priority, then submitted earlier, then by name.
+        """
+        helpful = [r for r in lower if self._is_useful(r, promised)]
+        left, victims = promised.copy(), list(helpful)
+        for attempt in helpful:
+            left.add(attempt, 1)
+        if not self._is_enough(left, victims):
+            return []
+        for attempt in sorted(helpful, key=lambda r: (-r.priority, r.order, r.job)):
+            left.add(attempt, -1)
+            victims.remove(attempt)
+            if not self._is_enough(left, victims):
+                left.add(attempt, 1)
+                victims.append(attempt)
+        return victims
+
+    def _is_useful(self, attempt: Running, promised: Availability) -> bool:
+        """Return True if the end of this attempt frees devices, memory or quota that the job needs."""
+        return promised.is_useful(attempt) or (
+            self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(())
+        )
+
+    def _is_enough(self, promised: Availability, victims: Collection[Running]) -> bool:
+        return promised.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
+
+    def _is_within_quota(self, victims: Collection[Running]) -> bool:
+        return self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
+
+
+def _preference(job: Job, reservation: Reservation) -> tuple[Any, ...]:
+    """Sort key: fewest missing devices, then victims of the lowest priority, then the preferred candidate."""
+    priorities = sorted((victim.priority for victim in reservation.victims), reverse=True)
+    return (reservation.missing, priorities, rank(job, reservation.candidate), reservation.nodes, reservation.candidate)

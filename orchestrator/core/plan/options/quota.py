@@ -1,0 +1,206 @@
+"""Devices that a project holds of its quota, and its attempts beyond the quota, which borrow devices."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cluster.catalogue import matches_pattern
+from orchestrator.core.model import Candidate, Devices, Job, Running
+from orchestrator.core.plan.options.fit import minimum_count
+from orchestrator.core.plan.options.gang import PlacementOption
+from orchestrator.core.policy import Project
+
+DeviceCounts = Counter[tuple[str, str]]
+"""Devices by (project, pattern of its quota)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """Quota of `most` devices of `pattern`: its project holds `held`; `reserved` are for a job ahead of this one."""
+
+    pattern: str
+    most: int
+    held: int
+    reserved: int
+
+    @property
+    def left(self) -> int:
+        return self.most - self.held - self.reserved
+
+
+class Quota:
+    """Quotas of all projects, updated while a plan is made.
+
+    Attempts that are stopping hold their devices until they have ended. While `is_lending` is set, projects that may
+    borrow have no limits; the planner then gives out only devices that no other job needs.
+    """
+
+    def __init__(self, projects: Mapping[str, Project], running: Iterable[Running]):
+        self.projects, self.is_lending = projects, False
+        attempts = sorted(running, key=lambda r: (-r.priority, r.order, r.job)) if projects else []
+        self._held, self._freeing, self._reserved = DeviceCounts(), DeviceCounts(), DeviceCounts()
+        self._reserved_for: dict[str, DeviceCounts] = {}
+        self.borrowed = frozenset(r.job for r in attempts if self._add_and_check(r))
+
+    def narrow(self, job: Job, want: Candidate, have: Devices, ending: Running | None = None) -> Candidate | None:
+        """Return the candidate reduced to the quota left for devices like these, or None if that is too little.
+
+        `ending`: an attempt of the job whose devices count as free.
+        """
+        limit = self._tightest(job, have.kind, ending)
+        if limit is None:
+            return want
+        each = limit.left // want.nodes
+        if each < minimum_count(want, have):
+            return None
+        return want if want.exclusive or want.count <= each else replace(want, count=each)
+
+    def refusal_reason(self, job: Job, devices: int, kind: str, ending: Running | None = None) -> str:
+        """Say why the job may not get `devices` of a kind, with its attempt `ending` counted as ended; else ""."""
+        limit = self._tightest(job, kind, ending)
+        if limit is None or devices <= limit.left:
+            return ""
+        message = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
+        if limit.reserved:
+            key = job.project, limit.pattern
+            first = next(name for name, reserved in self._reserved_for.items() if reserved[key])
+            message += f" ({limit.reserved} more reserved for {first}, which is ahead in the queue)"
+        elif limit.held < limit.most:
+            message += f", but the job needs {devices}"
+        return message + ("" if self.projects[job.project].borrow else ", and the project may not borrow")
+
+    def minimum_refusal(self, job: Job, want: Candidate, have: Devices) -> str:
+        """Return `refusal_reason` for the smallest number of devices with which the candidate runs there."""
+        return self.refusal_reason(job, minimum_count(want, have) * want.nodes, have.kind) if self.projects else ""
+
+    def borrowing_note(self, job: Job, option: PlacementOption) -> str:
+        """Say what the job would borrow with this option, or ""."""
+        devices, kind = option.count * len(option.nodes), option.nodes[0].kind
+        for pattern, most in self._quotas_for(job.project, kind):
+            if (over := self._held[job.project, pattern] + devices - most) > 0:
+                return f"borrows {min(over, devices)} beyond the {most} {pattern} of project {job.project}"
+        return ""
+
+    def is_within(self, job: Job, devices: int, kind: str, victims: Iterable[Running] = ()) -> bool:
+        """Return True if the job may get `devices` after `victims` and stopping attempts have ended.
+
+        Its project must then hold at most its quota, or what it holds now if that is more.
+        """
+        freed, own = self._devices_of(victims), self._reserved_for.get(job.id, DeviceCounts())
+        for key, most in self._limits(job, kind):
+            now = self._held[key] - self._freeing[key]
+            if now - freed[key] + self._reserved[key] - own[key] + devices > max(most, now):
+                return False
+        return True
+
+    def could_ever(self, job: Job, devices: int, kind: str) -> bool:
+        """Return True if the project's quota is large enough for `devices` without borrowing."""
+        return all(devices <= most for _, most in self._limits(job, kind))
+
+    def allocate(self, job: Job, option: PlacementOption) -> None:
+        self._add(self._held, job.project, option.nodes[0].kind, option.count * len(option.nodes))
+
+    def reserve(self, job: Job, kind: str, devices: int) -> None:
+        """Reserve quota for a waiting job against later jobs of its project."""
+        for key, _ in self._limits(job, kind):
+            self._reserve_for(job, key, devices)
+
+    def reserve_more(self, job: Job, kind: str, devices: int, ending: Running) -> None:
+        """Reserve the part of `devices` that the job's attempt `ending` does not hold already."""
+        held = self._devices_of([ending])
+        for key, _ in self._limits(job, kind):
+            self._reserve_for(job, key, max(0, devices - held[key]))
+
+    def count_as_stopping(self, attempt: Running) -> None:
+        self._freeing += self._devices_of([attempt])
+
+    def holds(self, project: str, pattern: str) -> int:
+        return self._held[project, pattern]
+
+    @property
+    def lends(self) -> bool:
+        return any(project.borrow for project in self.projects.values())
+
+    def may_borrow(self, job: Job) -> bool:
+        return job.project in self.projects and self.projects[job.project].borrow
+
+    def counts_against(self, job: Job, attempt: Running, kind: str) -> bool:
+        """Return True if the attempt holds devices that count against a quota of the job's project for this kind."""
+        held = self._devices_of([attempt])
+        return any(held[key] for key, _ in self._limits(job, kind))
+
+    def must_return(self, attempt: Running, job: Job, kind: str) -> bool:
+        """Return True if the attempt borrows and the job has a better right to such devices.
+
+        That is the case if its project has a quota of them, or has no limit and the job's priority is not lower.
+        """
+        if attempt.job not in self.borrowed or not attempt.preemptible or self.is_lending:
+            return False
+        is_other_project = attempt.spec is None or attempt.spec.project != job.project
+        return is_other_project and (bool(self._quotas_for(job.project, kind)) or job.priority >= attempt.priority)
+
+    def _tightest(self, job: Job, kind: str, ending: Running | None = None) -> _Limit | None:
+        freed = self._devices_of([ending]) if ending else DeviceCounts()
+        limits = [
+            _Limit(key[1], most, self._held[key] - freed[key], self._reserved[key])
+            for key, most in self._limits(job, kind)
+        ]
+        return min(limits, key=lambda limit: limit.left, default=None)
+
+    def _limits(self, job: Job, kind: str) -> list[tuple[tuple[str, str], int]]:
+        if self.is_lending and self.may_borrow(job):
+            return []
+        return [((job.project, pattern), most) for pattern, most in self._quotas_for(job.project, kind)]
+
+    def _quotas_for(self, project: str, kind: str) -> list[tuple[str, int]]:
+        """Return the quotas of a project that apply to a kind."""
+        if project not in self.projects:
+            return []
+        return [
+            (pattern, most) for pattern, most in self.projects[project].quota.items() if matches_pattern(pattern, kind)
+        ]
+
+    def _add_and_check(self, attempt: Running) -> bool:
+        """Count an attempt, in order of priority and age; return True if its project is then beyond its quota."""
+        held = self._devices_of([attempt])
+        self._held += held
+        return any(self._held[key] > self.projects[key[0]].quota[key[1]] for key in held)
+
+    def _devices_of(self, attempts: Iterable[Running]) -> DeviceCounts:
+        totals = DeviceCounts()
+        for attempt in attempts if self.projects else ():
+            project, kind = attempt.spec.project if attempt.spec else "", attempt.allocation[0][0].partition("/")[2]
+            self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.allocation))
+        return totals
+
+    def _reserve_for(self, job: Job, key: tuple[str, str], devices: int) -> None:
+        self._reserved[key] += devices
+        self._reserved_for.setdefault(job.id, DeviceCounts())[key] += devices
+
+    def _add(self, to: DeviceCounts, project: str, kind: str, devices: int) -> None:
+        for pattern, _ in self._quotas_for(project, kind):
+            to[project, pattern] += devices
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Use of one quota. `kind` is "" and `quota` None for a project without quota. `borrow`: it may exceed it."""
+
+    project: str
+    kind: str
+    quota: int | None
+    held: int | None
+    borrowed: int
+    borrow: bool
+
+
+def holdings(projects: Mapping[str, Project], running: Iterable[Running]) -> list[Holding]:
+    """Return the use of all quotas by project and kind."""
+    quota, rows = Quota(projects, running), []
+    for name, project in sorted(projects.items()):
+        if not project.quota:
+            rows.append(Holding(name, "", None, None, 0, project.borrow))
+        for kind, most in project.quota.items():
+            held = quota.holds(name, kind)
+            rows.append(Holding(name, kind, most, held, max(0, held - most), project.borrow))
+    return rows

@@ -1,0 +1,1 @@
+"""One step of the controller: the handler of every message, planning and launches."""

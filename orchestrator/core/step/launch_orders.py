@@ -1,0 +1,125 @@
+"""Build the launch command and the orders for a placement's nodes. Pure."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from cluster.catalogue import ray_resource
+from cluster.types import NodeFacts
+from orchestrator.core.controller.attempts import allocation_name, previous_attempts, ranks_of
+from orchestrator.core.controller.commands import Launch
+from orchestrator.core.jobs.fold import Record
+from orchestrator.core.model import Devices
+from orchestrator.core.timing import PATIENT_LEASE_S
+from workers.protocol.messages import Order
+
+SHARES_PER_CPU = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """One node's part of a placement: its devices, and the facts reported by its agent.
+
+    `cpus`: number of CPUs that Ray allocates there, 0 if unknown.
+    """
+
+    devices: Devices
+    numbers: tuple[int, ...]
+    facts: NodeFacts
+    cpus: float = 0.0
+
+
+def launch_command(record: Record, shares: list[NodeShare], *, fenced: bool = False) -> Launch:
+    """Return the command that launches the newest attempt of `record`. `fenced`: see core/controller/commands.py."""
+    job, first = record.job, shares[0].devices
+    earlier_pools = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
+    return Launch(
+        job.id,
+        job.epoch,
+        tuple(share.devices.node for share in shares),
+        orders(record, shares),
+        tuple(ray_bundle(share) for share in shares),
+        first.pool,
+        allocation_name(record.attempts[-1].allocation),
+        fenced,
+        job.package,
+        job.secrets,
+        tuple(earlier_pools),
+        record.checkpoint,
+        job.resume_from,
+        previous_attempts(record.attempts[:-1]),
+        waits_for_checkpoint=job.recovery.on_disconnect == "wait",
+        data=job.data,
+        replicas=record.replicas,
+    )
+
+
+def orders(record: Record, shares: list[NodeShare]) -> tuple[Order, ...]:
+    """Return one order per node, in rank order. The launch adds the rendezvous address and the checkpoint later."""
+    launch = record.attempts[-1].launch
+    ranks = [ranks_of(record.job.task, launch, len(share.numbers)) for share in shares]
+    common = _common_fields(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
+    if record.job.candidates[record.attempts[-1].candidate].whole_batch:
+        common["batch_size"] //= sum(ranks)
+    return tuple(
+        Order(
+            **common,
+            **_node_fields(share, record.job.id),
+            node_rank=i,
+            nodes=len(shares),
+            first_rank=sum(ranks[:i]),
+            ranks=ranks[i],
+        )
+        for i, share in enumerate(shares)
+    )
+
+
+def _node_fields(share: NodeShare, job_id: str) -> dict[str, Any]:
+    return {
+        "backend": share.devices.backend,
+        "kind": share.devices.kind,
+        "emulated": share.devices.emulated,
+        "devices": share.numbers,
+        "checkpoint_root": str(PurePosixPath(share.facts.storage) / job_id),
+    }
+
+
+def _common_fields(record: Record) -> dict[str, Any]:
+    job, attempt = record.job, record.attempts[-1]
+    want, recovery = job.candidates[attempt.candidate], job.recovery
+    return {
+        "job": job.id,
+        "epoch": attempt.epoch,
+        "task": job.task,
+        "entry": job.entry,
+        "command": want.command,
+        "launch": attempt.launch,
+        "arguments": want.arguments,
+        "code_archive": job.package,
+        "environment": want.environment,
+        "keep_checkpoints": job.keep_checkpoints,
+        "output_limit_bytes": job.output_limit_bytes,
+        "precision": want.precision,
+        "batch_size": want.batch_size,
+        "seed": job.seed,
+        "grace_s": recovery.grace_s,
+        "lease_s": PATIENT_LEASE_S if recovery.on_disconnect == "wait" else recovery.lease_s,
+        "hang_after_s": recovery.hang_after_s,
+        "stop_on_nan": recovery.on_events.get("nan") != "ignore",
+    }
+
+
+def ray_bundle(share: NodeShare) -> Resources:
+    """Return the Ray resources of a share's devices.
+
+    A CPU device is its share of the node's CPUs, rounded down to Ray's unit so that all shares fit. Ray's own number of
+    CPUs is used: it may be smaller than the machine's (`ray start --num-cpus`), and Ray would never grant more.
+    """
+    resource, count = ray_resource(share.devices.backend, share.devices.emulated), len(share.numbers)
+    if resource != "CPU":
+        return {resource: float(count)}
+    each = int(SHARES_PER_CPU * (share.cpus or share.facts.cpu_count)) // max(share.devices.total, 1)
+    return {"CPU": each * count / SHARES_PER_CPU}

@@ -1,0 +1,1 @@
+"""Agents on the nodes, and the calls into Ray about nodes, agents and reservations."""

@@ -1,0 +1,121 @@
+"""Checkpoint requests that the server carries out: tools on a node, and copies with optional conversion."""
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.catalogue import resolve_kind
+from cluster.errors import PolyfleetError, SpecError, UserError, nearest
+from cluster.input import checkpoint_location
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService, Progress
+
+Options = dict[str, type]
+OPTIONS: dict[str, Options] = {
+    "verify": {},
+    "diff": {},
+    "convert": {"to_kind": str, "dtype": dict, "on_lossy": str},
+    "prune": {"keep": int, "dry_run": bool},
+    "pin": {"remove": bool},
+    "import": {"format": str, "step": int, "drop": bool},
+    "export": {"format": str, "entry": str},
+}
+
+
+def run(checkpoints: CheckpointService, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
+    """Run the tool `verb`; locations are POOL:PATH or URIs. Raises SpecError for a wrong or missing argument."""
+    if verb not in OPTIONS:
+        raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(OPTIONS)))
+    locations, options = checkpoint_location.TOOLS[verb], OPTIONS[verb]
+    for name, value in arguments.items():
+        expected = str if name in locations else options.get(name)
+        if expected is None:
+            raise SpecError(name, f"`{verb}` has no argument {name!r}", nearest(name, (*locations, *options)))
+        if type(value) is not expected:
+            raise SpecError(name, f"{value!r} is not a {expected.__name__}", f"write a {expected.__name__}")
+    if missing := [name for name in locations if name not in arguments]:
+        raise SpecError(missing[0], "is missing", "write POOL:PATH")
+    paths = {name: arguments[name] for name in locations}
+    return checkpoints.tool(verb, paths, {k: v for k, v in arguments.items() if k not in locations}, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """Copy `source` to `target`, POOL:PATH or URIs. With `to_kind` the target is what `convert` would write."""
+
+    source: str
+    target: str
+    to_kind: str = ""
+    convert_at: str = "source"
+    on_lossy: str = "error"
+
+
+def copy(checkpoints: CheckpointService, request: CopyRequest, progress: Progress) -> dict[str, Any]:
+    """Copy to another pool or an object store: converted if `to_kind` is set, else bit by bit."""
+    for field, location in (("source", request.source), ("target", request.target)):
+        checkpoint_location.parse_location(location, field)
+    if not request.to_kind:
+        return _copy_unchanged(checkpoints, request.source, request.target, progress)
+    check_kind(request.to_kind)
+    side = _choose_converting_end(request)
+    pool = checkpoint_location.parse_pool_path(request.source if side == "source" else request.target, side).pool
+    staging = f"{pool}:.converting-{secrets.token_hex(4)}"
+    steps = _convert_then_copy if side == "source" else _copy_then_convert
+    try:
+        return steps(checkpoints, request, staging, progress)
+    finally:
+        with suppress(PolyfleetError):  # a remaining staging folder is hidden; the first error is the one to raise
+            checkpoints.discard(checkpoint_location.parse_pool_path(staging))
+
+
+def check_kind(kind: str) -> None:
+    """Check `to_kind` before anything is copied. Raises SpecError with the nearest valid name for an unknown kind."""
+    try:
+        resolve_kind(kind)
+    except UserError as e:
+        raise SpecError("to_kind", e.message, e.remedy) from None
+
+
+def _choose_converting_end(request: CopyRequest) -> str:
+    """Choose the end at which to convert: it must be a pool, because a node of the pool converts."""
+    is_store = {
+        "source": checkpoint_location.is_uri(request.source),
+        "target": checkpoint_location.is_uri(request.target),
+    }
+    if all(is_store.values()):
+        raise SpecError(
+            "to_kind", "neither end is a pool, so no node can convert", "copy the checkpoint to a pool first"
+        )
+    preferred = request.convert_at
+    return preferred if not is_store[preferred] else next(side for side, store in is_store.items() if not store)
+
+
+def _convert_then_copy(
+    checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
+) -> dict[str, Any]:
+    converted = _convert(checkpoints, request, request.source, staging, progress)
+    copied = _copy_unchanged(checkpoints, converted["path"], request.target, progress)
+    return copied | {"source": request.source, "conversion": converted | {"path": copied["target"]}}
+
+
+def _copy_then_convert(
+    checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
+) -> dict[str, Any]:
+    copied = _copy_unchanged(checkpoints, request.source, staging, progress)
+    converted = _convert(checkpoints, request, copied["target"], request.target, progress)
+    return copied | {"target": converted["path"], "conversion": converted}
+
+
+def _convert(
+    checkpoints: CheckpointService, request: CopyRequest, source: str, root: str, progress: Progress
+) -> dict[str, Any]:
+    options = {"to_kind": request.to_kind, "on_lossy": request.on_lossy}
+    result: dict[str, Any] = checkpoints.tool("convert", {"source": source, "root": root}, options, progress)
+    return result
+
+
+def _copy_unchanged(checkpoints: CheckpointService, source: str, target: str, progress: Progress) -> dict[str, Any]:
+    if not checkpoint_location.is_uri(source) and not checkpoint_location.is_uri(target):
+        return checkpoints.copy(source, target, progress)
+    result: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)
+    return {"source": source, **result}

@@ -1,0 +1,1 @@
+"""The controller's thread: it applies messages, stores the events and executes the commands."""

@@ -1,0 +1,1 @@
+"""Files of jobs and their input data: where they are, and how they get to the nodes."""

@@ -1,0 +1,286 @@
+"""Server-sent events as a plain streaming response, and the polling that feeds them.
+
+The service's methods block, so each call runs in a thread; a waiting stream holds none. Streams have a few separate
+threads, so that many open logs do not delay `GET /v1/jobs`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from cluster.errors import FleetError, PolyfleetError, SpecError
+from cluster.input.untrusted_files import UnreadableFile, parse_json
+from orchestrator.limits import TooManyRequests
+from orchestrator.server.http.responses import error_body, internal_error, status_of, to_json
+from orchestrator.server.http.service_protocol import Data, ServiceProtocol
+
+HEARTBEAT_S = 15.0
+POLL_S = (0.2, 1.0)
+CHANGES_WAIT_S = 2.0
+STORE_WAIT_S = 0.5
+"""Maximum seconds of one wait in the store, so that the next one includes clients that have joined since."""
+STREAM_THREADS = 16
+PAGE_THREADS = 64
+SLOW_CALL_THREADS = 16
+MAX_STREAMS = 512
+LOG_POLLS_PER_S = 50
+"""Total polls of all idle logs per second: with many, each is polled less often than POLL_S."""
+PAGE_BYTES = 1 << 20
+Item = tuple[str, Any] | None
+T = TypeVar("T")
+
+
+class StreamLimitExceeded(FleetError):
+    """The server has its maximum number of streams open."""
+
+    retry_after_s = 10
+
+    def __init__(self, maximum: int):
+        super().__init__(
+            f"the server has its maximum of {maximum} streams open", "close a `polyfleet logs -f`, or retry in 10 s"
+        )
+        self.args = (maximum,)
+
+
+class Streams:
+    """State that the streams of one server share. Belongs to one event loop; created at first use in it."""
+
+    def __init__(self, service: ServiceProtocol):
+        self.service = service
+        self.open = self.logs = 0
+        self._threads = anyio.CapacityLimiter(STREAM_THREADS)
+        self._page_threads = anyio.CapacityLimiter(PAGE_THREADS)
+        self._slow_call_threads = anyio.CapacityLimiter(SLOW_CALL_THREADS)
+        self._reader_thread = anyio.CapacityLimiter(1)
+        self._head = 0
+        self._waiting: dict[asyncio.Future[Data], int] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def call(self, method: Callable[..., T], *arguments: Any, page: bool = False) -> T:
+        """Call `method` in a thread of the streams, or, for one `page`, in a separate pool that streams cannot block.
+
+        If the client disconnects, the call is abandoned.
+        """
+        threads = self._page_threads if page else self._threads
+        if page:
+            _check_queue(threads)
+        return await anyio.to_thread.run_sync(partial(method, *arguments), limiter=threads, abandon_on_cancel=True)
+
+    async def call_slow(self, method: Callable[..., T], *arguments: Any) -> T:
+        """Call `method`, which may take minutes, in one of a few separate threads; it delays no other request."""
+        _check_queue(self._slow_call_threads)
+        return await anyio.to_thread.run_sync(
+            partial(method, *arguments), limiter=self._slow_call_threads, abandon_on_cancel=True
+        )
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count an open stream within the context. Raises StreamLimitExceeded."""
+        if self.open >= MAX_STREAMS:
+            raise StreamLimitExceeded(MAX_STREAMS)
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    async def changes(self, after: int, timeout_s: float) -> Data:
+        """Events after number `after`, as soon as there are any; none after `timeout_s`, or at once if `last` skips
+        deleted events.
+        """
+        latest = await self.call(self.service.changes, after, 0.0, page=True)
+        return latest if latest["last"] > after or timeout_s == 0 else await self.next_changes(after, timeout_s)
+
+    async def next_changes(self, after: int, timeout_s: float) -> Data:
+        """Like `changes`, for a client that has read all existing events: one reader waits for all such clients."""
+        if after < self._head:  # it fell behind: read separately, so that other clients do not wait for it
+            return await self.call(self.service.changes, after, 0.0)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = after
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read())
+        try:
+            result: Data = await asyncio.wait_for(future, timeout_s)
+            return result
+        except TimeoutError:
+            return {"events": [], "last": after}
+        finally:
+            self._waiting.pop(future, None)
+
+    async def _read(self) -> None:
+        while self._waiting:
+            oldest = min(self._waiting.values())
+            wait = partial(self.service.changes, oldest, STORE_WAIT_S)
+            try:
+                page = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
+            except Exception as e:
+                for future in self._pop_waiting(-1):
+                    future.set_exception(e)
+                return
+            if page["last"] > oldest:
+                self._head = max(self._head, page["last"])
+                for future, after in self._pop_waiting(page["last"]).items():
+                    new_events = [e for e in page["events"] if e["seq"] > after]
+                    future.set_result({"events": new_events, "last": page["last"]})
+
+    def _pop_waiting(self, last: int) -> "dict[asyncio.Future[Data], int]":
+        """Remove and return the futures that wait for events up to number `last` (-1: all futures)."""
+        due = {f: after for f, after in self._waiting.items() if not f.done() and (last < 0 or after < last)}
+        self._waiting = {f: after for f, after in self._waiting.items() if f not in due}
+        return due
+
+
+def streams(request: Request) -> Streams:
+    state = request.app.state
+    if state.streams is None:
+        state.streams = Streams(state.service)
+    shared: Streams = state.streams
+    return shared
+
+
+async def call_slow(request: Request, method: Callable[..., T], *arguments: Any) -> T:
+    return await streams(request).call_slow(method, *arguments)
+
+
+def _check_queue(threads: anyio.CapacityLimiter) -> None:
+    """Raise TooManyRequests if as many calls wait as there are threads: further ones would wait too long."""
+    if threads.statistics().tasks_waiting >= threads.total_tokens:
+        raise TooManyRequests(2 * int(threads.total_tokens))
+
+
+def event(name: str, data: Any) -> bytes:
+    """Encode one event, in ASCII: clients that end lines at U+2028 or U+0085, as Python does, would split the data."""
+    return f"event: {name}\ndata: {to_json(data, ascii_only=True)}\n\n".encode()
+
+
+def events(request: Request, source: AsyncIterator[Item], after: Callable[[], None] | None = None) -> StreamingResponse:
+    """Stream the items of `source`, (event name, data) or None for "nothing yet". An error becomes the last event.
+    `after` is called in a thread when the stream has ended for any reason.
+
+    Raises StreamLimitExceeded.
+    """
+    counted = ExitStack()
+    counted.enter_context(streams(request).counted())
+    if after is not None:
+        counted.callback(asyncio.get_running_loop().run_in_executor, None, after)
+
+    async def body() -> AsyncIterator[bytes]:
+        last = time.monotonic()
+        yield b": connected\n\n"
+        try:
+            async for item in source:
+                if request.app.state.stopping.is_set():
+                    break
+                if item is None and time.monotonic() - last < HEARTBEAT_S:
+                    continue
+                yield b": still here\n\n" if item is None else event(*item)
+                last = time.monotonic()
+        except PolyfleetError as e:
+            yield event("error", error_body(e)["error"] | {"status": status_of(e)})
+        except Exception as e:
+            yield event("error", internal_error(e)["error"] | {"status": 500})
+            raise
+
+    return _CountedStream(body(), counted)
+
+
+class _CountedStream(StreamingResponse):
+    """A stream that is counted until it has ended, even if its client disconnected before it began."""
+
+    def __init__(self, body: AsyncIterator[bytes], counted: ExitStack):
+        super().__init__(body, media_type="text/event-stream")
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
+
+
+def cursor_from(text: str) -> dict[str, int]:
+    """Parse a cursor that the client received, JSON in a query parameter. Raises SpecError."""
+    try:
+        cursor = parse_json((text or "{}").encode(), "cursor", max_depth=1)
+        if all(type(value) is int and value >= 0 for value in cursor.values()):
+            return dict(cursor)
+    except (UnreadableFile, UnicodeEncodeError, AttributeError):
+        pass
+    raise SpecError("cursor", "is not a cursor", "send the `cursor` of the previous response, as JSON")
+
+
+class LogStream:
+    """Log of one job from a cursor on, page by page. A job's name is resolved once: later it may mean another job."""
+
+    def __init__(self, request: Request, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
+        self.streams, self.ref, self.rank, self.epoch, self.cursor = streams(request), ref, rank, epoch, cursor
+        self.service = self.streams.service
+        self.ended = self.following = False
+
+    async def check(self) -> None:
+        """Raise NotFound before the stream begins: afterwards the HTTP status is sent and cannot be changed."""
+        self.ref = (await self.streams.call(self.service.job, self.ref, page=True))["id"]
+
+    async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
+        return await self._lines(self.service.logs, self.cursor, limit_bytes)
+
+    async def tail(self, count: int) -> list[Data]:
+        """The last `count` lines that exist now. Moves the cursor behind them."""
+        return await self._lines(self.service.logs_tail, count)
+
+    async def away(self, first: int = 0) -> list[str]:
+        """Reasons why lines of attempts, from number `first` on, are missing: their nodes did not respond."""
+        return list(await self.streams.call(self.service.logs_away, self.ref, self.rank, self.epoch, first))
+
+    async def _lines(self, method: Callable[..., Data], *arguments: Any) -> list[Data]:
+        query = (self.ref, self.rank, self.epoch, *arguments)
+        reply = await self.streams.call(method, *query, page=not self.following)
+        self.ref, self.cursor, self.ended = reply["job"], reply["cursor"], reply["ended"]
+        return list(reply["lines"])
+
+    async def follow(self, tail: int | None) -> AsyncIterator[Item]:
+        self.streams.logs += 1
+        self.following = True
+        try:
+            async for item in self._follow(tail):
+                yield item
+        finally:
+            self.streams.logs -= 1
+
+    async def _follow(self, tail: int | None) -> AsyncIterator[Item]:
+        """Yield the log. The first event is sent even without lines: it contains the job's id for a reconnect."""
+        yield self._log(await (self.page() if tail is None else self.tail(tail)))
+        wait_s = POLL_S[0]
+        while True:
+            lines = await self.page()
+            wait_s = POLL_S[0] if lines else min(wait_s * 1.3, POLL_S[1])
+            yield self._log(lines) if lines else None
+            if self.ended and not lines:
+                yield "end", {"state": (await self.streams.call(self.service.job, self.ref))["state"]}
+                return
+            if not lines:
+                await anyio.sleep(max(wait_s, self.streams.logs / LOG_POLLS_PER_S))
+
+    def _log(self, lines: list[Data]) -> tuple[str, Data]:
+        return "log", {"job": self.ref, "lines": lines, "cursor": self.cursor}
+
+
+async def follow_changes(request: Request, after: int) -> AsyncIterator[Item]:
+    """Yield existing changes page by page, then new ones as they happen."""
+    shared, behind = streams(request), True
+    while True:
+        read = shared.call(shared.service.changes, after, 0.0) if behind else shared.next_changes(after, CHANGES_WAIT_S)
+        page = await read
+        behind = behind and page["last"] > after
+        after = page["last"]
+        for change in page["events"]:
+            yield "change", change
+        if not page["events"]:
+            yield None

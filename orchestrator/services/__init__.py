@@ -1,0 +1,1 @@
+"""Operations of the server as plain functions on plain data: one for each REST route."""

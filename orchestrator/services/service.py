@@ -1,0 +1,286 @@
+"""All operations of the server as plain functions on plain data: each REST route calls one of them.
+
+Methods are synchronous and thread-safe. The only errors that they raise deliberately are PolyfleetErrors.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import SpecError, UserError
+from cluster.serialization import to_plain
+from orchestrator.core.controller.messages import CancelRequested, MigrateRequested, Submitted
+from orchestrator.core.explanation.explain import Explanation, explain
+from orchestrator.core.explanation.offer import growth, offers
+from orchestrator.core.explanation.what_if import what_if
+from orchestrator.core.jobs.fold import Record
+from orchestrator.core.model import Job
+from orchestrator.core.states import TERMINAL
+from orchestrator.core.throughput import with_code
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.benchmarks import throughput
+from orchestrator.runtime.benchmarks.benchmarks import Benchmarks
+from orchestrator.runtime.checkpoints.bandwidth_limit import RateLimit, copy_bytes_per_s
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.controller import repair
+from orchestrator.runtime.controller.controller import ControllerThread
+from orchestrator.runtime.controller.inbox import Inbox
+from orchestrator.runtime.controller.launch import Launcher
+from orchestrator.runtime.controller.liveness import Liveness
+from orchestrator.runtime.controller.repair import RepairThread
+from orchestrator.runtime.files.code_archives import ServerCodeArchives, UnusedArchives
+from orchestrator.runtime.files.data_moves import DataMoves
+from orchestrator.runtime.files.data_store import DataStore
+from orchestrator.runtime.files.job_files import JobFileService
+from orchestrator.runtime.health.fleet_ready import FleetReadiness
+from orchestrator.runtime.health.health_snapshot import HealthCollector
+from orchestrator.runtime.health.host_rejoin import RejoinThread
+from orchestrator.runtime.health.last_inventory import LastInventory
+from orchestrator.runtime.jobs import cleanup, jobs_page
+from orchestrator.runtime.jobs.cleanup import Housekeeping
+from orchestrator.runtime.jobs.files_limit import FilesLimit, keep_files_bytes
+from orchestrator.runtime.jobs.histories import Histories
+from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.runtime.jobs.jobs_page import JobsPage, JobsQuery
+from orchestrator.runtime.logs.exec_relay import ExecRelay
+from orchestrator.runtime.logs.log_copies import LogCopies
+from orchestrator.runtime.logs.log_preservation import LogPreservation
+from orchestrator.runtime.logs.logs import JobLogs
+from orchestrator.services.job_views import JobViews
+from orchestrator.services.service_benchmarks import BenchmarkVerbs
+from orchestrator.services.service_checkpoints import CheckpointVerbs
+from orchestrator.services.service_files import FileVerbs
+from orchestrator.services.service_fleet import FleetVerbs
+from orchestrator.services.service_logs import LogVerbs
+from orchestrator.services.submissions import Submission, Submissions, digest
+from orchestrator.services.views import FIELDS, accepted_view, with_one_based_candidates
+from orchestrator.spec.job_spec import parse_job
+from orchestrator.spec.resource_syntax import accelerators
+from orchestrator.store.events.database_setting import open_store
+from orchestrator.store.events.idempotency import StoredResponse
+
+MAX_CHANGES = 1000
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    try:
+        return accelerators(text)[0].kinds
+    except UserError as e:
+        raise SpecError("to", e.message, e.remedy) from None
+
+
+class _NotStoredError(Exception):
+    """No request with that key is stored."""
+
+
+class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
+    """One per server process. `home` contains the store, uploaded folders and the fleet's record."""
+
+    def __init__(self, home: Path):
+        self.store = open_store(home)
+        self.jobs_table = Jobs(self.store)
+        self.code_archives = ServerCodeArchives(home / "packages")
+        inbox = Inbox()
+        liveness = Liveness()
+        self.agents = Agents(inbox.put, liveness.add_repair)
+        self._checkpoints = CheckpointService(self.agents, RateLimit(copy_bytes_per_s()), self.jobs_table.id_of)
+        self._files = JobFileService(self.agents)
+        self.data = DataStore(home / "data")
+        moves = DataMoves(self.agents, self._checkpoints, self.data)
+        launcher = Launcher(self.agents, self.code_archives, self._checkpoints, moves)
+        log_copies = LogCopies(home / "kept-logs", self.agents)
+        self._rates = throughput.RateTable(self.store.benchmarks)
+        self._repair = RepairThread(liveness.add_repair) if repair.is_enabled() else None
+        log_preservation = LogPreservation(log_copies, self.agents, self.jobs_table)
+        served = (self.jobs_table, self.store, self.agents, launcher, inbox, log_preservation)
+        self.runtime = ControllerThread(
+            *served, self._rates.newest, liveness, self._repair, Histories(self.jobs_table).newest
+        )
+        last_inventory = LastInventory(home / "inventory.json")
+        self._fleet = FleetReadiness(self.runtime, self.agents, last_inventory)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.activity, last_inventory)
+        parts = (self.jobs_table, self.store, self.code_archives, self.data, self._checkpoints)
+        self._submissions = Submissions(
+            *parts,
+            self._fleet.devices,
+            self._post_submitted,
+            lambda: len(self.runtime.control.records),
+            lambda: self.runtime.control.projects,
+        )
+        rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], liveness.add_repair)
+        self._repairs = (self._repair, rejoin) if self._repair else ()
+        self._health_collector = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
+        self._logs = JobLogs(self.agents, log_copies)
+        self._execs = ExecRelay(self.agents)
+        verbs = (self.submit, self.cancel, self.code_archives.contents)
+        self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
+        keep_s = cleanup.keep_jobs_s()
+        remove_folders = cleanup.folder_remover(self.agents)
+        in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self._benchmarks.code_archives)
+        unused = UnusedArchives(self.code_archives, self.agents, *in_use)
+
+        def remove_unreferenced() -> None:
+            self.data.remove_unused(self._data_in_use)
+            unused.remove()
+            log_copies.remove_stale(self.store.jobs.exists)
+
+        remove_unused_data = FilesLimit(
+            self.agents, self.jobs_table, keep_files_bytes(), then=remove_unreferenced
+        ).remove
+        self._housekeeping = Housekeeping(
+            self.jobs_table, self.store, remove_folders, keep_s, self._cancel_damaged, remove_unused_data
+        )
+        self.runtime.start()
+        self._benchmarks.resume()
+        self._housekeeping.start()
+        for thread in self._repairs:
+            thread.start()
+
+    def close(self) -> None:
+        self._housekeeping.close()
+        for thread in self._repairs:
+            thread.close()
+        self._benchmarks.close()
+        self.runtime.close()
+        self.store.close()
+
+    # -- jobs
+
+    def submit(self, spec: dict[str, Any], code_archive: str, key: str) -> dict[str, Any]:
+        """Submit one job like `submit_each`; raises its error."""
+        (result,) = self.submit_each([Submission(spec, code_archive, key)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def submit_each(self, submissions: Sequence[Submission]) -> list[dict[str, Any] | Exception]:
+        """Submit jobs; return each as accepted, or its error. They are stored durably before this returns. A repeated
+        key returns the same result, or Conflict if the body differs.
+        """
+        results = self._submissions.submit_each(submissions)
+        return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
+
+    def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
+        """Submit specs with their code archives, all or none: {"jobs": [{"id", "name"}], "note"}."""
+        return self._submissions.submit_all(jobs, key)
+
+    def _cancel_damaged(self, job: str, why: str) -> None:
+        self.runtime.post(CancelRequested(job, f"its history in the job store is damaged: {why}"))
+
+    def _data_in_use(self) -> set[str]:
+        return {one.sha256 for record in self.runtime.control.records.values() for one in record.job.data}
+
+    def _post_submitted(self, records: list[Record]) -> None:
+        """Pass new jobs to the controller, before any client can see them and send requests about them."""
+        self.runtime.post(Submitted(tuple(records)))
+
+    def job(self, ref: str) -> dict[str, Any]:
+        return self._views.view(self.jobs_table.find(ref))
+
+    def jobs(self, query: JobsQuery) -> JobsPage:
+        """One page of the list, the newest last, and where the next page begins."""
+        fields = query.fields or FIELDS
+        records, before = jobs_page.page(self.jobs_table, query)
+        return JobsPage([self._views.fields(record, fields) for record in records], before)
+
+    def cancel(self, ref: str) -> dict[str, Any]:
+        """Cancel a job; this takes precedence over its next state. A job that has ended is not changed."""
+        record = self.jobs_table.find(ref)
+        if record.job.state not in TERMINAL:
+            self.runtime.post_and_wait(CancelRequested(record.job.id))
+        return self.job(record.job.id)
+
+    def migrate(self, ref: str, to: str) -> dict[str, Any]:
+        """Move a job. `to` is a pool of the fleet, else a kind or back end. Refused while no devices are free there."""
+        job = self.jobs_table.find(ref).job
+        request = (
+            MigrateRequested(job.id, pool=to)
+            if to in self._fleet.pools()
+            else MigrateRequested(job.id, kinds=_kinds(to))
+        )
+        self.runtime.post_and_wait(request)
+        return self.job(job.id)
+
+    def explain(self, ref: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+        """Explain a job's state. With `changes` of the fleet (syntax: core/explanation/what_if.py) the result is for
+        the changed fleet, and `if` contains the effects on other jobs. Raises SpecError for an invalid change.
+        """
+        record, fleet = self.jobs_table.find(ref), self._fleet.snapshot()
+        explanation = self._what_if(record.job, fleet, changes) if changes else self._explain(record.job, fleet)
+        missing = [text for text in (record.missed, record.missed_files) if text]
+        reason = self._views.waiting_reason(record) or record.reason
+        if explanation["runs"] and record.attempts:
+            explanation["runs"]["reason"] = record.attempts[-1].reason
+        return {"state": str(record.job.state), "reason": reason, "missed": missing, **explanation}
+
+    def plan(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
+        """What the planner would do if `spec` were submitted now. Its folder need not be uploaded: measurements of it
+        are looked up by `content_sha`.
+        """
+        return self._explain(_new_job(spec, content_sha), self._fleet.snapshot())
+
+    def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
+        """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
+        job, fleet = _new_job(spec, content_sha), self._fleet.snapshot()
+        result: dict[str, Any] = with_one_based_candidates(
+            to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s)))
+        )
+        return result
+
+    def _what_if(self, job: Job, fleet: Any, changes: Sequence[str]) -> dict[str, Any]:
+        running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in fleet.running}
+        outcome = what_if(job, fleet, changes, running)
+        effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
+        return {**with_one_based_candidates(to_plain(outcome.explanation)), "if": effects}
+
+    def _explain(self, job: Job, fleet: Any) -> dict[str, Any]:
+        explanation: Explanation = explain(job, fleet)
+        plain: dict[str, Any] = with_one_based_candidates(to_plain(explanation))
+        return plain
+
+    def history(self, ref: str) -> list[dict[str, Any]]:
+        return [self._views.event(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
+
+    def reports(self, ref: str, after: int) -> list[dict[str, Any]]:
+        """Metrics that a job reported, oldest first, each with its `seq`."""
+        return self.store.reports(self.jobs_table.find(ref).job.id, after)
+
+    def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
+        """Events after number `after`, as soon as there are any, else an empty list after `timeout_s`. Continue with
+        `last`; events up to it may have been deleted.
+        """
+        self.store.wait(after, timeout_s)
+        events, last = self.store.read_with_end(after, MAX_CHANGES)
+        return {"events": [self._views.event(e) for e in events], "last": last}
+
+    # -- requests with a key
+
+    def stored_response(self, key: str, request: Any) -> dict[str, Any] | None:
+        """Return the stored response to a request with this key; None if there is none. Raises Conflict if that request
+        had another body.
+        """
+
+        def absent() -> StoredResponse:
+            raise _NotStoredError
+
+        try:
+            return self.store.idempotent(key, digest(request), absent)
+        except _NotStoredError:
+            return None
+
+    def store_response(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
+        """Store the response to this key durably. Without a key, store nothing."""
+        return self.store.idempotent(key, digest(request), lambda: StoredResponse(response))
+
+    # -- folders
+
+    def store_code_archive(self, sha: str, data_path: Path) -> None:
+        self.code_archives.store(sha, data_path)
+
+    def has_code_archive(self, sha: str) -> bool:
+        return self.code_archives.is_stored(sha)
+
+
+def _new_job(spec: dict[str, Any], content_sha: str) -> Job:
+    return with_code(parse_job(spec).to_job("new", time.time()), "", content_sha)

@@ -1,0 +1,231 @@
+"""Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
+
+from datetime import UTC, datetime
+from typing import Any, TypedDict
+
+from cluster.serialization import to_plain
+from orchestrator.core.controller import nodes
+from orchestrator.core.controller.attempts import node_of
+from orchestrator.core.controller.draft import Control
+from orchestrator.core.controller.nodes import Allocations, Node
+from orchestrator.core.jobs.fold import Attempt, Record
+from orchestrator.core.jobs.progress import devices_of as devices_of_attempt
+from orchestrator.core.jobs.remaining_time import Evidence, Source, remaining
+from orchestrator.core.model import Job
+from orchestrator.core.states import TERMINAL, State
+from orchestrator.core.step.placement import devices_of
+from orchestrator.core.timing import NODE_SILENT_S
+from workers.protocol.messages import ScriptCheckpoint
+
+NOTE_VISIBLE_S = 180.0
+"""Seconds for which the note appears: a refused job is retried, and the use noticed again, within about a minute."""
+
+
+def iso(seconds: float | None) -> str | None:
+    """ISO 8601 in UTC, to the millisecond; None for a time that is not set."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds") if seconds else None
+
+
+class ProgressView(TypedDict):
+    """Progress of an open job that was placed at least once.
+
+    `of` (total steps) and `steps_per_s` are None if unknown. `left_s` is for its current or last devices; `left_from`
+    is its source (core/jobs/remaining_time.py), `left` both as a sentence.
+    """
+
+    step: int
+    of: int | None
+    steps_per_s: float | None
+    left_s: float
+    left_from: Source
+    left: str
+
+
+def progress_view(record: Record, estimate_inputs: Evidence) -> ProgressView | None:
+    if record.job.state in TERMINAL or not record.attempts:
+        return None
+    last, progress = record.attempts[-1], estimate_inputs.progress
+    devices = devices_of_attempt(last)
+    estimate = remaining(record.job, last.kind, devices, estimate_inputs)
+    rate = progress.rates.get((last.kind, devices)) if record.live_attempt else None
+    return {
+        "step": progress.step,
+        "of": progress.of or record.job.work.steps or None,
+        "steps_per_s": rate,
+        "left_s": estimate.seconds,
+        "left_from": estimate.source,
+        "left": estimate.sentence,
+    }
+
+
+def job_view(
+    record: Record,
+    metrics: dict[str, Any],
+    why_waiting: str = "",
+    progress: ProgressView | None = None,
+    known_until_s: float | None = None,
+) -> dict[str, Any]:
+    """The view of a job.
+
+    `known_until_s`: last contact (seconds since the epoch), if its nodes do not respond now.
+    """
+    job, last = record.job, record.attempts[-1] if record.attempts else None
+    return {
+        "id": job.id,
+        "name": job.name,
+        "task": job.task,
+        "state": str(job.state),
+        "reason": why_waiting or record.reason,
+        "priority": job.priority,
+        "kind": last.kind if last else "",
+        "pool": last.pool if last else "",
+        "nodes": [node_of(devices_id) for devices_id, _ in last.allocation] if last else [],
+        "attempt": job.epoch,
+        "candidate": last.candidate + 1 if last else None,
+        "submitted_at": iso(job.submitted_s),
+        "started_at": iso(record.started_s),
+        "ended_at": iso(record.ended_s),
+        "known_until": iso(known_until_s),
+        "restarts": job.restarts,
+        "interruptions": job.interruptions,
+        "resumed_step": record.resumed_step,
+        "resumed_from": record.source,
+        "continues": resume_clause(record),
+        "missed_checkpoint": record.missed,
+        "script_checkpoint": record.script,
+        "missed_files": record.missed_files,
+        "checkpoint": record.checkpoint,
+        "replicas": list(record.replicas),
+        "unreplicated": record.unreplicated,
+        "progress": progress,
+        "metrics": metrics,
+        "result": record.result,
+        "failure": record.failure if job.state in TERMINAL | {State.RECOVERING} else None,
+        "attempts": [attempt_view(attempt) for attempt in record.attempts],
+    }
+
+
+def with_one_based_candidates(data: Any) -> Any:
+    """A copy of JSON data in which candidates are counted from 1, as users count them."""
+    if isinstance(data, list | tuple):
+        return [with_one_based_candidates(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    return {
+        k: v + 1 if k == "candidate" and isinstance(v, int) else with_one_based_candidates(v) for k, v in data.items()
+    }
+
+
+def resume_clause(record: Record) -> str:
+    """Clause on what the job's next attempt would resume from; "" if it has not started or has ended."""
+    job, point = record.job, record.checkpoint
+    if job.state in TERMINAL or not record.attempts:
+        return ""
+    if point:
+        newer = ", or from a newer one if it saves before it stops" if record.live_attempt else ""
+        return f"continues from {point['pool']}:{point['path']} (step {point['step']}){newer}"
+    if script := ScriptCheckpoint.of(job.task, job.candidates[0].arguments):
+        return f"continues from {script.path} in its files, if its script has saved there"
+    if job.resume_from:
+        return f"starts again from {job.resume_from}: it has not saved a checkpoint of its own yet"
+    if job.task == "run":
+        return f"starts from the beginning, with its files: it has no checkpoint; {SET_CHECKPOINT}"
+    return "starts from the beginning, unless it saves a checkpoint before it stops: it has none yet"
+
+
+def acknowledged(job: Job, note: str) -> dict[str, Any]:
+    """The stored part of the response to a submission, from which `accepted_view` restores the response."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "task": job.task,
+        "priority": job.priority,
+        "submitted_at": iso(job.submitted_s),
+        "reason": note or "submitted",
+    }
+
+
+def accepted_view(stored: dict[str, Any]) -> dict[str, Any]:
+    """The view of a job at its acceptance. `stored`: the result of `acknowledged`."""
+    return _ACCEPTED | stored
+
+
+def attempt_view(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.epoch,
+        "candidate": attempt.candidate + 1,
+        "kind": attempt.kind,
+        "pool": attempt.pool,
+        "allocation": [[devices_id, list(numbers)] for devices_id, numbers in attempt.allocation],
+        "placed_at": iso(attempt.placed_s),
+        "started_at": iso(attempt.started_s),
+        "ended_at": iso(attempt.ended_s),
+        "outcome": attempt.outcome,
+        "reason": attempt.reason,
+        "peak_memory_bytes": attempt.peak_memory_bytes or None,
+    }
+
+
+def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> dict[str, Any]:
+    """The view of a node.
+
+    `closed`: why it takes no new jobs, or "". `note`: recent use of its devices by others.
+    """
+    closed, age_s = nodes.closed_reason(node, control.drained, now_s), now_s - node.foreign_use_s
+    note = f"another program of this Ray cluster used devices of this node {age_s:.0f} s ago"
+    view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
+                            "note": note if age_s < NOTE_VISIBLE_S else "", "devices": []}  # fmt: skip
+    if node.facts is None:
+        return view
+    view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
+    for device in view["devices"]:
+        device["allocated_to"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
+    return view
+
+
+def _state(node: Node, control: Control, now_s: float) -> str:
+    """State of a node, with a reason if it is lost or silent."""
+    if reason := node.lost_reason or node.unsupported_reason or node.agent_error:
+        return f"lost: {reason}"
+    if node.resting:
+        return "resting"
+    if node.facts is None or node.list_requested_s is None:
+        return "starting"
+    if node.name in control.drained:
+        return "drained"
+    if node.quarantined_until_s > now_s:
+        return "quarantined"
+    silent_s = node.silent_s(now_s)
+    return f"silent for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else "ready"
+
+
+def pool_view(
+    pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Allocations
+) -> dict[str, Any]:
+    """The view of a pool, one line of `polyfleet status`.
+
+    `spec`: its PoolSpec as JSON data, {} if not declared.
+    """
+    nodes_of_pool = [node for node in control.nodes.values() if node.facts and node.facts.pool == pool]
+    devices = [
+        d for node in nodes_of_pool if not node.lost_reason for d in devices_of(node, control, now_s, allocations)
+    ]
+    facts = nodes_of_pool[0].facts if nodes_of_pool else None
+    return {
+        "pool": pool,
+        "backend": spec.get("backend") or (facts.backend if facts else ""),
+        "environment": facts.environment if facts else "",
+        "kinds": sorted({d.kind for d in devices}),
+        "nodes": sum(not node.lost_reason for node in nodes_of_pool),
+        "nodes_declared": len(spec.get("hosts") or ())
+        or spec.get("max_nodes")
+        or spec.get("nodes", len(nodes_of_pool)),
+        "devices": sum(d.total for d in devices if d.schedulable),
+        "free": sum(len(d.free) for d in devices if d.schedulable),
+        "price_per_hour": spec.get("price_per_hour", 0.0),
+    }
+
+
+SET_CHECKPOINT = "set `checkpoint: {path: …}` in the job file to the checkpoint that its script saves"
+_ACCEPTED = job_view(Record(Job("", "", "", ())), {})
+FIELDS = tuple(_ACCEPTED)

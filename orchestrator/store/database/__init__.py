@@ -1,0 +1,1 @@
+"""Databases of the job store: SQLite, PostgreSQL, their tables and migrations, backup and restore."""

@@ -1,0 +1,1 @@
+"""Submission of jobs and benchmark runs from this machine, with their folders, data and variables."""

@@ -1,1 +1,0 @@
-"""Code that several vendors' backends share. The backends themselves are the files one folder up."""

@@ -1,0 +1,185 @@
+"""Formats that can be imported: detect each by its files, and read it into an ImportedState."""
+
+import os
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import NotFound, PolyfleetError, UserError, nearest
+from workers.checkpoint.exchange.pickles.legacy_archive import is_legacy
+from workers.checkpoint.exchange.pickles.pickle_values import PickleDecoder
+from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILE, read_dcp
+from workers.checkpoint.exchange.sources.entry_conversion import add_entries, read_value
+from workers.checkpoint.exchange.sources.folders import folder_format, numbered_folders, read_folder
+from workers.checkpoint.exchange.sources.imported_state import ImportedState
+from workers.checkpoint.exchange.sources.optimizer_names import add_optimizers
+from workers.checkpoint.exchange.sources.safetensors_files import files_of
+from workers.checkpoint.exchange.sources.source_step import EPOCHS, step_in, step_in_name
+from workers.checkpoint.exchange.sources.unsupported import check_not_partitioned
+from workers.checkpoint.exchange.sources.weight_files import TORCH_INDEX, import_safetensors, import_torch
+from workers.checkpoint.format.manifest import Origin
+from workers.checkpoint.format.manifest_checks import open_regular
+from workers.checkpoint.format.message_text import first_names
+from workers.errors import CheckpointError
+
+FORMATS = ("safetensors", "torch", "dcp", "accelerate", "trainer")
+TORCH_WEIGHTS = (TORCH_INDEX, "pytorch_model.bin", "adapter_model.bin")
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+
+
+def format_of(source: Path) -> str:
+    """Detect the format. Raises NotFound, CheckpointError."""
+    if not source.exists():
+        raise NotFound(f"there is nothing at {source}", "name a file or a folder")
+    if source.is_dir():
+        if os.path.lexists(source / ".metadata"):
+            return "dcp"
+        return _format_of_folder(source)
+    if source.suffix == ".safetensors":
+        return "safetensors"
+    with os.fdopen(open_regular(source), "rb") as file:
+        head = file.read(16)
+    if head[:2] == b"PK" or is_legacy(head) or source.suffix in SUFFIXES:
+        return "torch"
+    raise CheckpointError(f"{source} has an unknown format", f"choose from {', '.join(FORMATS)}")
+
+
+def _format_of_folder(source: Path) -> str:
+    weights = "torch" if any(any(source.glob(name)) for name in TORCH_WEIGHTS) else ""
+    weights = "safetensors" if files_of(source) else weights
+    if not weights:
+        check_not_partitioned(source)
+    if format_name := folder_format(source) or weights:
+        return format_name
+    if saves := numbered_folders(source):
+        raise CheckpointError(f"{source} contains {len(saves)} saves", f"name one of them, such as {saves[-1]}")
+    contents = first_names(sorted(path.name for path in source.iterdir())) or "it is empty"
+    raise CheckpointError(
+        f"{source} has nothing that can be imported: {contents}", f"supported formats: {', '.join(FORMATS)}"
+    )
+
+
+def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
+    """Read everything in `source`. Objects other than plain values are refused or, with `drop`, left out and noted."""
+    readers: dict[str, Callable[[Path], tuple[ImportedState, PickleDecoder]]] = {
+        "safetensors": _read_safetensors, "torch": _read_torch, "dcp": _read_dcp,
+        "accelerate": partial(read_folder, format="accelerate"), "trainer": partial(read_folder, format="trainer"),
+    }  # fmt: skip
+    if format not in readers:
+        raise UserError(f"format is {format!r}", nearest(format, FORMATS))
+    try:
+        state = _finish(source, *readers[format](source), drop)
+        state.origin = Origin(format, state.file_forms())
+        return state
+    except PolyfleetError:
+        raise
+    except (MemoryError, RecursionError) as e:
+        problem = (
+            "needs more memory than a file of its size should" if isinstance(e, MemoryError) else "is nested too deeply"
+        )
+        raise CheckpointError(f"{source} {problem}", "check that the file is in the format you named") from None
+    except Exception as e:  # an untrusted file may cause any error
+        raise CheckpointError(
+            f"{source} cannot be read: {type(e).__name__}: {e!s:.200}",
+            "check that the file is complete, then run it again",
+        ) from e
+
+
+def _finish(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool) -> ImportedState:
+    """Add optimizers and ties to `state`, after checking that nothing in it is refused."""
+    if plain.refused and not drop:
+        location, description = next(iter(plain.refused.items()))
+        raise CheckpointError(
+            f"{source} has {len(plain.refused)} Python objects that cannot be imported; {location} is a {description}",
+            "pass --skip-unsupported to leave them out; tensors and numbers are imported",
+        )
+    state.notes += [f"dropped {location}: a {description}" for location, description in plain.refused.items()]
+    state.notes += [f"left out {name}: {reason}" for name, reason in state.left_out.items()]
+    state.left_out |= {location: f"a {description}" for location, description in plain.refused.items()}
+    if plain.with_grad:
+        state.notes.append(
+            f"requires_grad of {plain.with_grad} tensors is not stored: the model they are loaded into sets it"
+        )
+    state.find_ties()
+    add_optimizers(state)
+    state.find_ties()  # also tensors in optimizers
+    state.note_shared()
+    _check_unfit(source, state, drop)
+    if not state.entries:
+        raise CheckpointError(f"{source} contains no tensors and no values", "check that it is the right file")
+    return state
+
+
+def _check_unfit(source: Path, state: ImportedState, drop: bool) -> None:
+    """Raise CheckpointError for invalid optimizer state, unless `drop` allows to leave it out."""
+    for entry, reason in state.invalid_optimizers.items():
+        if not drop:
+            raise CheckpointError(
+                f"{source}: {entry} looks like the state of an optimizer, but it {reason}",
+                "pass --skip-unsupported to leave it out; the rest is imported",
+            )
+        state.notes.append(f"dropped {entry}, the state of an optimizer that {reason}")
+        state.left_out[entry] = f"the state of an optimizer that {reason}"
+
+
+def _read_safetensors(source: Path) -> tuple[ImportedState, PickleDecoder]:
+    state = ImportedState()
+    imported = import_safetensors(state, source)
+    if source.is_dir():
+        _leave_out(state, source, imported)
+    return state, PickleDecoder()
+
+
+def _read_torch(source: Path) -> tuple[ImportedState, PickleDecoder]:
+    state, plain = ImportedState(), PickleDecoder()
+    if source.is_dir():
+        _leave_out(state, source, import_torch(state, _torch_weights(source), plain))
+        return state, plain
+    value = read_value(source, plain)
+    state.file(source.name, value)
+    add_entries(state, value)
+    _find_step(state, source, value)
+    return state, plain
+
+
+def _torch_weights(source: Path) -> Path:
+    """Return the index of several weight files, or the single weight file."""
+    for pattern in TORCH_WEIGHTS:
+        if matches := sorted(source.glob(pattern)):
+            return matches[0]
+    raise CheckpointError(f"{source} has no weights written by torch.save", "name the file to import")
+
+
+def _read_dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
+    state, plain = ImportedState(ordered=False), PickleDecoder()
+    value = read_dcp(source, plain)
+    state.file(source.name, value)
+    add_entries(state, value)
+    extra_value = None
+    if (source / EXTRA_FILE).is_file():
+        extra_value = read_value(source / EXTRA_FILE, plain)
+        state.file(EXTRA_FILE, extra_value)
+        add_entries(state, extra_value)
+    _find_step(state, source, value, extra_value)
+    imported = [path.name for path in (*source.glob("*.distcp"), source / EXTRA_FILE)]
+    _leave_out(state, source, imported, "the checkpoint")
+    return state, plain
+
+
+def _find_step(state: ImportedState, source: Path, *values: Any) -> None:
+    if step := next(filter(None, map(step_in, values)), None):
+        state.step, key = step
+        if key.rpartition(".")[2] in EPOCHS:
+            state.notes.append(f"step {state.step} is {key} of {source.name}, which has no step")
+    elif (number := step_in_name(source.name)) is not None:
+        state.step = number
+        state.notes.append(f"step {number} is from the name {source.name}: the file has no step")
+
+
+def _leave_out(state: ImportedState, source: Path, imported: Collection[str], description: str = "the model") -> None:
+    """List the files in the folder that were not imported."""
+    names = sorted(
+        path.name for path in source.iterdir() if not path.name.startswith(".") and path.name not in imported
+    )
+    state.left_out |= dict.fromkeys(names, f"it is not part of {description}")

@@ -1,0 +1,1 @@
+"""Load checkpoints verified: into live objects, tensor by tensor, compared with another, or converted."""

@@ -1,0 +1,1 @@
+"""Back ends: one file per vendor, with a class `Backend`."""

@@ -1,0 +1,118 @@
+"""The device of kernels, and transfers between torch's memory and a driver's own memory."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import psutil
+import torch
+from torch import Tensor
+
+from cluster.errors import PolyfleetError, UserError
+from workers.devices.backends.precision import name_of
+from workers.errors import KernelsFailed
+from workers.kernels.arrays import Resident, operand
+
+
+class KernelDevice(ABC):
+    """Base of kernels on one device. `interpreted`: Python interprets the kernels, so results are correct but times are
+    meaningless. `flushes_subnormals`: the driver may treat subnormal numbers as 0.
+    """
+
+    name: ClassVar[str] = ""
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float16, torch.bfloat16)
+    interpreted: bool = False
+    flushes_subnormals: bool = False
+    device: torch.device
+    fallback_from: str = ""
+    fallback_reason: str = ""
+
+    def __init__(self, device: Any = None):
+        self.device = self._device(device)
+
+    @classmethod
+    @abstractmethod
+    def unavailable_reason(cls) -> str:
+        """Return why these kernels cannot compute in this process, or ""."""
+
+    @abstractmethod
+    def device_info(self) -> dict[str, Any]:
+        """Return plain data: `device` (torch's name of where arrays are), `device_name`, `driver`, `version`,
+        `compiler`, and further facts with units in their names.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until everything requested so far has been computed."""
+
+    def close(self) -> None:
+        """Release compiled programs and cached memory. The next call creates them again."""
+
+    def to_device(self, value: Any) -> Any:
+        """Move `value` to where these kernels need no copy per call. Return a contiguous tensor or Resident."""
+        return operand("value", value).tensor.to(self.device).contiguous()
+
+    def to_host(self, value: Any) -> Tensor:
+        """Convert a method's result to a tensor in the CPU's memory."""
+        return operand("value", value).tensor.cpu()
+
+    def free_bytes(self) -> int | None:
+        """Return the free memory of the device in bytes, None if it does not report it."""
+        if self.device.type == "cpu":
+            return int(psutil.virtual_memory().available)
+        module = torch.get_device_module(self.device)
+        return int(module.mem_get_info(self.device)[0]) if hasattr(module, "mem_get_info") else None
+
+    def takes(self, device: torch.device) -> bool:
+        """Return whether these kernels accept tensors on `device`."""
+        return device == self.device
+
+    def __enter__(self) -> "KernelDevice":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}(device='{self.device}')"
+
+    # Hooks
+
+    def _device(self, device: Any) -> torch.device:
+        """Resolve the requested device (None: the default). Raises UserError for one these kernels do not support."""
+        target = as_device("cpu" if device is None else device)
+        if target.type != "cpu":
+            raise UserError(f"kernels {self.name!r} do not compute on {target}", "use device cpu")
+        return target
+
+    def _imported(self, tensor: Tensor, written: bool = False) -> Any:
+        """Convert a contiguous tensor to the hooks' array type; `written` if hooks fill it."""
+        return tensor
+
+    def _exported(self, array: Any, tensor: Tensor) -> None:
+        """Copy what hooks wrote to `array` into `tensor`, from which it was made."""
+
+    def _viewed(self, buffer: Any, like: Tensor) -> Any:
+        """Convert a Resident's buffer to the hooks' array type; `like` (meta device) has its shape and dtype."""
+        raise NotImplementedError(f"{type(self).__name__} makes no arrays of its own")
+
+    def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Resident:
+        """Allocate an array in the driver's own memory."""
+        raise NotImplementedError(f"{type(self).__name__} makes no arrays of its own")
+
+    def _failure(self, error: Exception) -> PolyfleetError:
+        """Convert an error in a hook for the user. The remedy assumes the usual cause: too little memory."""
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return KernelsFailed(self.name, reason, "call it on fewer rows at a time, or use kernels 'torch'")
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return dtype in self.dtypes
+
+    def dtype_names(self) -> tuple[str, ...]:
+        return tuple(name_of(dtype) for dtype in self.dtypes)
+
+
+def as_device(name: Any) -> torch.device:
+    """Convert to a torch.device. Raises UserError if torch does not know it."""
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as e:
+        raise UserError(f"{name!r} is not a device", "write a torch device such as cpu, cuda:0 or xpu:0") from e

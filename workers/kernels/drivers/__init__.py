@@ -1,0 +1,1 @@
+"""Compilers, drivers and memory that the implementations of kernels use."""

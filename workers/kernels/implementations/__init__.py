@@ -1,0 +1,1 @@
+"""Implementations of the kernels' operations: one file each, with a class `Kernels`."""

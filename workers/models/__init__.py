@@ -1,0 +1,1 @@
+"""What is done to a caller's model: passes, preparation, memory estimates, and validation."""

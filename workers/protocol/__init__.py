@@ -1,0 +1,1 @@
+"""Messages and files that server, agent, supervisor and ranks exchange. Standard library only."""
