@@ -2,8 +2,8 @@
 
     python docs/generate.py [--check] [--into FOLDER]
 
-cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md from the state table, spec.md from the JSON Schemas,
-config.md from PolyfleetConfig.
+cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md and failures.md from the tables of states and of kinds of
+failure, spec.md from the JSON Schemas, config.md from PolyfleetConfig.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from orchestrator.server.app import make_app
 from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.spec.schemas import get_schema
 from workers.options.config import PolyfleetConfig
+from workers.protocol.failure_kinds import FAILURE_KINDS, REACTIONS, FailureKind
 
 REFERENCE = Path(__file__).parent / "reference"
 MADE = "<!-- Written by docs/generate.py from the code: change the code, then run it again. -->"
@@ -138,6 +139,29 @@ def states() -> Iterator[str]:
     yield from table(("from / on", *EVENTS), rows)
 
 
+def failures() -> Iterator[str]:
+    yield from ("# Kinds of failure", "", MADE, "")
+    yield from (
+        "`polyfleet show JOB` prints the kind of a failure before its message, e.g. `(oom, exit code -9)`. A job may "
+        "change what a kind counts as: [`recovery.on_events`](../guides/jobs.md#recovery).",
+        "",
+    )
+    columns = ("kind", "cause", "counts as", "next candidate", "what to do")
+    yield from table(columns, (failure(name, kind) for name, kind in FAILURE_KINDS.items()))
+    decisive, independent = (
+        ", ".join(f"`{name}`" for name, kind in FAILURE_KINDS.items() if kind.cause_rank == rank) for rank in (1, 2)
+    )
+    yield (
+        f"If several nodes of an attempt failed, {decisive} decides; else the first failure of a kind that no other "
+        f"rank causes ({independent}); else the first failure."
+    )
+
+
+def failure(name: str, kind: FailureKind) -> tuple[str, ...]:
+    more = f" ([more](../guides/{kind.guide}))" if kind.guide else ""
+    return f"`{name}`", f"{kind.meaning}{more}", *REACTIONS[kind.reaction], kind.remedy
+
+
 def spec() -> Iterator[str]:
     yield from ("# Job and fleet files", "", MADE, "")
     yield from ("`polyfleet schema job` and `polyfleet schema fleet` print these as JSON Schema.", "")
@@ -222,7 +246,14 @@ def type_of(schema: Data) -> str:
     return words.get(schema.get("type", "any"), schema.get("type", "any"))
 
 
-PAGES = {"cli.md": cli, "config.md": configuration, "rest.md": rest, "states.md": states, "spec.md": spec}
+PAGES = {
+    "cli.md": cli,
+    "config.md": configuration,
+    "rest.md": rest,
+    "states.md": states,
+    "failures.md": failures,
+    "spec.md": spec,
+}
 
 
 def main() -> int:

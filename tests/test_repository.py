@@ -47,13 +47,14 @@ TOLD_BY_DECIDING = {
 CORE_MAY_IMPORT = (
     *("collections", "dataclasses", "enum", "hashlib", "heapq", "pathlib.PurePosixPath", "typing"),
     *("cluster.catalogue", "cluster.errors", "cluster.serialization", "cluster.types"),
-    *("workers.protocol.messages", "orchestrator.core"),
+    *("workers.protocol.messages", "workers.protocol.failure_kinds", "orchestrator.core"),
 )
 WITH_ARRAYS = tuple(f"orchestrator/core/plan/{folder}/" for folder in ("arrays", "assignment", "policies"))
 CORE_MAY_NOT_CALL = {"open", "print", "input", "id", "hash", "__import__", "breakpoint"}
 # Of workers, the orchestrator takes messages and pure data; the agent's class only where the actor is made.
 OF_WORKERS = (
     "workers.protocol.messages",
+    "workers.protocol.failure_kinds",
     "workers.errors",
     "workers.protocol.rank_events",
     "workers.devices.discovery",

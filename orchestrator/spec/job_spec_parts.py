@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -21,6 +21,7 @@ from orchestrator.spec import job_spec_fields as f
 from orchestrator.spec import resource_syntax
 from orchestrator.spec.job_spec_memory import Memory, MemorySpec, Model
 from orchestrator.spec.resource_syntax import DeviceRequest, duration_s, hang_after_s, with_count
+from workers.protocol.failure_kinds import FAILURE_KINDS
 
 
 class ResourceShape(Model):
@@ -154,10 +155,10 @@ class ResourceSpec(ResourceShape):
                 yield candidate, request
 
 
-Failing = Literal[
-    "user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang"
-]
-"""Kinds of failure, the same as workers.protocol.messages.FAILURES."""
+if TYPE_CHECKING:
+    Failing = str
+else:
+    Failing = Literal[*FAILURE_KINDS]
 Reaction = Literal["restart", "retry", "next", "fail", "ignore"]
 
 
@@ -201,10 +202,11 @@ class RecoverySpec(Model):
 
     @field_validator("on_events")
     @classmethod
-    def _only_nan_is_ignored(cls, on_events: dict[str, str]) -> dict[str, str]:
+    def _check_ignored(cls, on_events: dict[str, str]) -> dict[str, str]:
         for kind, reaction in on_events.items():
-            if reaction == "ignore" and kind != "nan":
-                remedy = "write `hang_after: never`" if kind == "hang" else "write restart, retry, next or fail"
+            setting = FAILURE_KINDS[kind].ignored_by
+            if reaction == "ignore" and setting != "on_events":
+                remedy = f"write `{setting}`" if setting else "write restart, retry, next or fail"
                 raise WrongValueError(f"{kind} cannot be ignored", remedy)
         return on_events
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.controller import messages as m
 from orchestrator.core.model import Candidate, Job, Recovery
+from workers.protocol.failure_kinds import FAILURE_KINDS
 
 if TYPE_CHECKING:
     from tests.simulator.world import Simulation
@@ -15,7 +16,12 @@ MAX_OPEN_JOBS = 12
 """Maximum number of open jobs: a longer queue shows nothing new, and is slow."""
 REPEAT_S = (1.0, 15.0, 90.0)
 """Seconds until a request is repeated: its job then waits, runs, or has ended."""
-FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
+FAILURES = tuple(
+    name
+    for name, kind in FAILURE_KINDS.items()
+    if kind.part_state == "failed" and name not in ("unreadable", "internal")
+)
+"""Failures of a job's code. `unreadable` has an event of its own, and `internal` follows the same rules as `user`."""
 
 
 @dataclass(frozen=True, slots=True)

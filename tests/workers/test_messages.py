@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.protocol.messages import FAILURES, AttemptStatus, Failure, InvalidMessage, Order, Outcome, RankEvent
+from workers.protocol.failure_kinds import FAILURE_KINDS
+from workers.protocol.messages import AttemptStatus, Failure, InvalidMessage, Order, Outcome, RankEvent
 
 ORDER = Order(
     job="j", epoch=3, task="run", backend="cpu", kind="cpu", emulated=False, devices=(0, 2), node_rank=1, nodes=2,
@@ -129,8 +130,8 @@ def test_a_line_of_a_rank_is_an_event_that_says_where_it_ends():
 
 
 def test_every_kind_of_failure_can_be_told():
-    assert "memory" not in FAILURES
-    assert [Failure.parse(replace(FAILURE, kind=kind).to_plain()).kind for kind in FAILURES] == list(FAILURES)
+    assert "memory" not in FAILURE_KINDS
+    assert [Failure.parse(replace(FAILURE, kind=kind).to_plain()).kind for kind in FAILURE_KINDS] == list(FAILURE_KINDS)
 
 
 def test_messages_are_read_with_the_standard_library_alone():

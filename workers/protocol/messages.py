@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from cluster.input.checkpoint_location import path_error
+from workers.protocol.failure_kinds import FAILURE_KINDS
 from workers.protocol.message_fields import MAX_TEXT_LENGTH, Fields, InvalidMessage, is_count, is_text
 from workers.protocol.rank_events import RankEvent
 
-__all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
+__all__ = ["FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
 __all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptStatus", "Failure", "Order", "Outcome", "RankEvent"]
 __all__ += ["InvalidMessage", "ScriptCheckpoint"]
 
@@ -35,11 +36,6 @@ OWN_FOLDER = ".polyfleet"
 CHECKPOINT_FORMATS = ("auto", "torch", "safetensors", "dcp", "accelerate", "trainer")
 """Formats of a script's checkpoint; `auto`: detected."""
 
-FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")
-"""`unreadable`: a file that the ranks write for the node cannot be read. `launch`: no rank was started. `storage`: the
-node's disk was full, or the job's checkpoints are damaged, so that it cannot resume. `nan`: the loss was NaN or
-infinite. `hang`: the ranks made no progress.
-"""
 MAX_JOB_ID_LENGTH = 128
 MAX_RANKS = 1 << 20
 MAX_LEASE_S = 86_400.0
@@ -191,7 +187,7 @@ class Failure:
     """Failure of a rank.
 
     `rank` is its global number, or that of the first rank if all ranks of a node ended. `traceback` has the user's own
-    frames only; `kind` is one of FAILURES.
+    frames only; `kind` is one of FAILURE_KINDS.
     """
 
     rank: int
@@ -213,7 +209,7 @@ class Failure:
         return cls(
             f.count("rank", 0),
             f.text("node", "", maximum=256),
-            f.choice("kind", FAILURES),
+            f.choice("kind", FAILURE_KINDS),
             f.text("message", "", maximum=MAX_TEXT_LENGTH),
             f.text("traceback", "", maximum=MAX_TEXT_LENGTH),
             code,

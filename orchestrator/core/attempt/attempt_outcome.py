@@ -5,18 +5,20 @@ reported. So causes that cannot follow from the failure of another rank take pre
 
 1. the output of its ranks cannot be read; an error of the user prevented the start;
 2. a supervisor that was killed, according to its node; a node that was lost, unless it still responded after another
-part had failed by itself; a rank killed from outside; memory or disk that ran out; a value that is not finite; a hang;
+part had failed by itself; a failure that no failure of another rank causes, such as a lack of memory;
 3. an attempt that its node stopped because it no longer counts: it is lost; 4. a failure of the job's own code, in the
 order in which we learned of them; 5. parts that were stopped on request.
+
+The `cause_rank` of a kind of failure is in workers/protocol/failure_kinds.py.
 """
 
 from typing import Any
 
 from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.jobs.retry import AttemptEnd
+from workers.protocol.failure_kinds import FAILURE_KINDS, failure_kind
 from workers.protocol.messages import Failure, Outcome
 
-PRIMARY = frozenset({"lost", "signal", "oom", "storage", "nan", "hang", "launch"})
 CONTACT_AFTER_FAILURE_S = 3.0
 """A node that responds this many seconds after another part failed did not cause that failure."""
 
@@ -65,8 +67,9 @@ def _cause_message(attempt: LiveAttempt, rank: int, part: AttemptPart, failure: 
 
 def _cause_rank(part: AttemptPart, first_failed_s: float | None) -> int:
     assert part.outcome is not None
-    state, kind = part.outcome.state, part.outcome.failure.kind if part.outcome.failure else ""
-    if kind == "unreadable" or is_user_error(part):
+    state, failure = part.outcome.state, part.outcome.failure
+    kind_rank = failure_kind(failure.kind if failure else "").cause_rank
+    if kind_rank == 1 or is_user_error(part):
         return 1
     if state == "lost":
         silent_since = first_failed_s is None or part.last_listed_s < first_failed_s + CONTACT_AFTER_FAILURE_S
@@ -74,7 +77,7 @@ def _cause_rank(part: AttemptPart, first_failed_s: float | None) -> int:
     if state == "fenced":
         return 3
     if state == "failed":
-        return 2 if kind in PRIMARY else 4
+        return kind_rank
     return STOPPED_RANKS[state]
 
 
@@ -92,6 +95,6 @@ def peak_of(attempt: LiveAttempt) -> int:
 def lost_outcome(attempt: LiveAttempt, node_rank: int, message: str, kind: str = "lost") -> Outcome:
     """Make the outcome of a part for which its agent has not reported a usable one."""
     part = attempt.parts[node_rank]
-    state = "lost" if kind in ("lost", "launch") else "failed"
+    state = FAILURE_KINDS[kind].part_state
     failure = Failure(part.first_rank, part.node, kind, message)
     return Outcome(attempt.job, attempt.epoch, node_rank, state, {}, failure)

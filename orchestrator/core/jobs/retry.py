@@ -4,16 +4,13 @@
 |---------------------------------------------------------|--------------|----------------|---------|
 | succeeded                                               |              |                |         |
 | preempted, or killed after a stop was requested         | interruption | unchanged      | none    |
-| `lost`: its node or agent; a rank killed from outside   | interruption | the next one   | growing |
 | exit code in `retry_exit_codes`                         | interruption | unchanged      | growing |
-| `launch`: no rank was started                           | nothing      | unchanged      | growing |
-| `oom`, `storage`, `start`: this place was too small     | restart      | the next one   | growing |
-| `user`, `hang`, `unreadable`, a crash by its own signal | restart      | unchanged      | growing |
-| `nan`: a loss or a metric was not a finite number       | the end      |                |         |
 | `user` before it was started, e.g. a secret is not set  | the end      |                |         |
+| any other failure: by the `reaction` of its kind        | (REACTIONS)  | (REACTIONS)    | growing |
 
-`recovery.on_events` replaces the row of a failure's kind: `restart` and `next` (a restart on the next candidate) count
-against `max_restarts`, `retry` against `max_interruptions`, `fail` ends the job.
+Kinds of failure and REACTIONS are in workers/protocol/failure_kinds.py. A rank killed from outside counts as `lost`.
+`recovery.on_events` replaces the reaction: `restart` and `next` (a restart on the next candidate) count against
+`max_restarts`, `retry` against `max_interruptions`, `fail` ends the job.
 
 "Killed from outside" means a SIGKILL, SIGTERM, SIGINT or SIGHUP that we did not send; the supervisor recognises the
 kernel's OOM killer and reports `oom`. A pause doubles with each restart or interruption, from `backoff_s` to
@@ -25,11 +22,10 @@ from dataclasses import dataclass
 
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
+from workers.protocol.failure_kinds import failure_kind
 
 MAX_BACKOFF_S = 60.0
 FROM_OUTSIDE = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
-ACTIONS = {"lost": "retry", "oom": "next", "storage": "next", "start": "next", "nan": "fail"}
-"""Action by kind of failure; `restart` for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class AttemptEnd:
     """End of an attempt on all its nodes.
 
     `state` is one of OUTCOMES in workers/protocol/messages.py, `lost` if its lease expired. `failure` is the kind of
-    the first failure (one of FAILURES there) or "", `message` its text. `exit_codes` are by rank, < 0 for a signal.
+    the first failure (one of FAILURE_KINDS) or "", `message` its text. `exit_codes` are by rank, < 0 for a signal.
     `nodes` are those where it failed. `stop_reason` is why a stop was requested, "" if none was. `is_user_error`: an
     error of the user prevented the start.
     """
@@ -75,7 +71,7 @@ def decide_retry(job: Job, ended: AttemptEnd) -> Decision:
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate)
     if ended.is_user_error:
         return _give_up(job, _cause(ended), "")
-    if ended.failure == "launch":
+    if failure_kind(ended.failure).reaction == "repeat":
         return _launch_failed(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
         cause = ended.stop_reason or "its node stopped the attempt"
@@ -87,19 +83,19 @@ def decide_retry(job: Job, ended: AttemptEnd) -> Decision:
 def _failed(job: Job, ended: AttemptEnd) -> Decision:
     if job.recovery.on_disconnect == "stop" and ended.failure == "lost":
         return _give_up(job, f"{ended.message}; recovery.on_disconnect is stop", "")
-    action = job.recovery.on_events.get(_kind(ended), "")
+    kind = _kind(ended)
+    action = job.recovery.on_events.get(kind, "")
     if action == "fail":
-        return _give_up(job, f"{ended.message}; recovery.on_events sets {_kind(ended)} to fail", "")
-    # After `unreadable` the server kills the ranks, so their exit codes mean nothing.
-    retried = not action and ended.failure != "unreadable"
+        return _give_up(job, f"{ended.message}; recovery.on_events sets {kind} to fail", "")
+    retried = not action and failure_kind(ended.failure).exit_codes != "none"
     if retried and (codes := sorted({c for c in ended.exit_codes if c in job.recovery.retry_exit_codes})):
         listed = ", ".join(str(code) for code in codes)
         return _interrupted(job, ended, f"exit code {listed} is in recovery.retry_exit_codes", moves_on=False)
-    action = action or ACTIONS.get(_kind(ended), "restart")
+    action = action or failure_kind(kind).reaction
     if action == "fail":
-        return _give_up(job, ended.message, "recovery.on_events (nan: restart)" if ended.failure == "nan" else "")
+        return _give_up(job, ended.message, f"recovery.on_events ({kind}: restart)")
     if action == "retry":
-        killed = _kind(ended) == "lost" and ended.failure != "lost" and _killed(ended)
+        killed = kind == "lost" and ended.failure != "lost" and _killed(ended)
         cause = f"a rank was killed by {_killer(ended)} from outside" if killed else _cause(ended)
         return _interrupted(job, ended, cause, moves_on=True)
     return _restarted(job, ended, moves_on=action == "next")
@@ -107,7 +103,7 @@ def _failed(job: Job, ended: AttemptEnd) -> Decision:
 
 def _kind(ended: AttemptEnd) -> str:
     """Return the kind of failure: `lost` if a rank was killed from outside or no failure was reported."""
-    unreported = ended.state != "failed" and ended.failure not in ("oom", "storage", "unreadable")
+    unreported = ended.state != "failed" and not failure_kind(ended.failure).holds_in_any_state
     return "lost" if unreported or _killed(ended) else ended.failure
 
 
@@ -167,7 +163,7 @@ def _killed(ended: AttemptEnd) -> bool:
 
     After one rank is killed the others often fail too, of a broken connection.
     """
-    if ended.failure in ("oom", "storage", "nan", "hang", "unreadable"):
+    if failure_kind(ended.failure).exit_codes != "all":
         return False
     signals = [_signal(code) for code in ended.exit_codes if code]
     outside = [number for number in signals if number in FROM_OUTSIDE]

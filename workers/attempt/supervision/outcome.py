@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cluster.input.untrusted_files import UnreadableFile, open_untrusted, parse_json
 from workers.processes.oom import OomMonitor, format_size
+from workers.protocol.failure_kinds import FAILURE_KINDS
 from workers.protocol.message_fields import MAX_TEXT_LENGTH, is_count
 from workers.protocol.messages import Failure
 
@@ -17,8 +18,8 @@ TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 
 """Exit codes of a rank that ended by the signals we send to preempt it, also as a shell passes them on."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 ENDED_BY = {"cancel": "cancelled", "fence": "fenced", "lease": "lost"}
-RANK_FAILURES = ("user", "oom", "internal", "storage", "nan")
-"""Kinds of failure that a rank may report itself."""
+RANK_FAILURES = tuple(name for name, kind in FAILURE_KINDS.items() if kind.is_reported_by_rank)
+"""A tuple, since a rank may write a list or an object as its kind, which no set contains."""
 TORCH_SAVE_ERRORS = ("PytorchStreamWriter", "inline_container")
 """Texts in errors of torch.save, which do not contain the system's own error."""
 
