@@ -127,6 +127,7 @@ FAILURE_KINDS: dict[str, FailureKind] = {
         remedy="nothing, the job continues elsewhere; `polyfleet doctor` says what is wrong with the node",
         cause_rank=2,
         reaction="retry",
+        is_reported_by_rank=True,  # its save was refused, since the attempt was or may have been replaced
         part_state="lost",
     ),
     "unreadable": FailureKind(

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -8,7 +9,8 @@ import zipfile
 import pytest
 
 from cluster.errors import UserError
-from workers.errors import OutOfDeviceMemory
+from workers.attempt.supervision import outcome
+from workers.errors import AttemptReplaced, NonFiniteValue, OutOfDeviceMemory
 from workers.protocol.folders import read_json
 from workers.tasks import rank_main
 
@@ -85,6 +87,24 @@ def test_running_out_of_memory_is_told_apart(error):
         raise error
 
     assert caught(fails)["kind"] == "oom"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "user"),
+        (MemoryError(), "oom"),
+        (OSError(errno.ENOSPC, "No space left on device"), "storage"),
+        (NonFiniteValue("loss", 3), "nan"),
+        (AttemptReplaced("this attempt was replaced and cannot save: its lease ended 1 s ago", "stop it"), "lost"),
+    ],
+)
+def test_the_supervisor_accepts_each_kind_that_a_rank_reports(error, kind):
+    def fails():
+        raise error
+
+    rank = outcome.FailedRank(0, "n0", 1, 1, caught(fails), "", False, "", 0)
+    assert outcome._reported_failure(rank).kind == kind
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(None, 0), (0, 0), (3, 3), ("no data", 1)])
