@@ -46,14 +46,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Load of the device `index` of a back end at one moment; None for values that it does not measure."""
+    """Metrics of the device `index` of a back end at one moment, by name; None for one that it does not measure.
+
+    Their names are in cluster/catalogue/device_metrics.py.
+    """
 
     backend: str
     index: int
-    busy_percent: float | None = None
-    used_memory_bytes: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
+    metrics: dict[str, int | float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

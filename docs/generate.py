@@ -3,7 +3,7 @@
     python docs/generate.py [--check] [--into FOLDER]
 
 cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md and failures.md from the tables of states and of kinds of
-failure, spec.md from the JSON Schemas, config.md from PolyfleetConfig.
+failure, metrics.md from the table of metrics, spec.md from the JSON Schemas, config.md from PolyfleetConfig.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import typer.main
 from pydantic_core import PydanticUndefined
 
 import workers.options.config
+from cluster.catalogue.device_metrics import DEVICE_METRICS, DeviceMetric
 from orchestrator.cli.main import NAME, app
 from orchestrator.cli.terminal.errors import EXIT_CODES
 from orchestrator.cli.terminal.examples import EXAMPLES
@@ -162,6 +163,23 @@ def failure(name: str, kind: FailureKind) -> tuple[str, ...]:
     return f"`{name}`", f"{kind.meaning}{more}", *REACTIONS[kind.reaction], kind.remedy
 
 
+def metrics() -> Iterator[str]:
+    yield from ("# Metrics of devices", "", MADE, "")
+    yield from (
+        "Drivers report these without the device being opened. `polyfleet top` shows those that have a column, by name "
+        "with `-o json`; on NVIDIA, benchmarks record theirs around each measurement.",
+        "",
+    )
+    columns = ("name", "unit", "means", "column", "in benchmarks", "NVIDIA (NVML)", "AMD (sysfs)")
+    yield from table(columns, map(metric, DEVICE_METRICS))
+
+
+def metric(row: DeviceMetric) -> tuple[str, ...]:
+    sources = (row.nvidia and row.nvidia.function, row.amd and row.amd.path)
+    recorded = "yes" if row.in_benchmarks else ""
+    return f"`{row.name}`", row.unit, row.meaning, row.heading, recorded, *(f"`{s}`" if s else "" for s in sources)
+
+
 def spec() -> Iterator[str]:
     yield from ("# Job and fleet files", "", MADE, "")
     yield from ("`polyfleet schema job` and `polyfleet schema fleet` print these as JSON Schema.", "")
@@ -252,6 +270,7 @@ PAGES = {
     "rest.md": rest,
     "states.md": states,
     "failures.md": failures,
+    "metrics.md": metrics,
     "spec.md": spec,
 }
 

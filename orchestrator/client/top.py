@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Any, TypedDict
 
+from cluster.catalogue.device_metrics import LIVE_METRICS
 from orchestrator.core.states import State
 from orchestrator.units import timestamp
 
@@ -15,20 +16,10 @@ FIELDS = ("id", "state", "kind", "pool", "nodes", "submitted_at", "started_at", 
 RATE_WINDOW_S = 30.0
 
 
-class DeviceNow(TypedDict):
-    """One device; None for unknown values. For a CPU, `busy_percent` is the node's load divided by its cores, and
-    memory is the node's.
-    """
-
-    kind: str
-    index: int
-    name: str
-    job: str | None
-    busy_percent: float | None
-    used_memory_bytes: int | None
-    total_memory_bytes: int | None
-    power_w: float | None
-    temperature_c: float | None
+DeviceNow = dict[str, Any]
+"""One device: `kind`, `index`, `name`, `job`, `total_memory_bytes`, and LIVE_METRICS by name; None for unknown values.
+For a CPU, `busy_percent` is the node's load divided by its cores, and memory is the node's.
+"""
 
 
 class NodeNow(TypedDict):
@@ -141,18 +132,16 @@ def _device(device: Data, node: Data, use: Data) -> DeviceNow:
     if shared:
         total, free = node["memory_total_bytes"], node["memory_free_bytes"]
         use = {"busy_percent": min(100.0, 100.0 * node["load_1min"] / max(node["cpu_count"], 1))}
-    used = use.get("used_memory_bytes")
+    metrics = {metric.name: use.get(metric.name) for metric in LIVE_METRICS}
+    if metrics["used_memory_bytes"] is None and total and free is not None:
+        metrics["used_memory_bytes"] = total - free
     return {
         "kind": device["kind"],
         "index": device["index"],
         "name": device["name"],
         "job": device.get("allocated_to"),
-        "busy_percent": use.get("busy_percent"),
-        "used_memory_bytes": used if used is not None else (total - free if total and free is not None else None),
         "total_memory_bytes": total,
-        "power_w": use.get("power_w"),
-        "temperature_c": use.get("temperature_c"),
-    }
+    } | metrics
 
 
 def _left_s(progress: Data | None) -> float | None:

@@ -178,6 +178,7 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Allocatio
     if node.facts is None:
         return view
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
+    view["use"] = [{"backend": use.backend, "index": use.index} | use.metrics for use in node.facts.use]
     for device in view["devices"]:
         device["allocated_to"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
     return view

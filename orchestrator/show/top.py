@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from cluster.catalogue.device_metrics import LIVE_METRICS, DeviceMetric
 from orchestrator.client.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, TopSnapshot
 from orchestrator.show.table import TableStack, TextTable, grid
 from orchestrator.units import duration, size, timestamp
@@ -33,7 +34,8 @@ def devices(nodes: list[NodeNow]) -> TextTable:
     A node's own values are in its first line. A column without any value is left out.
     """
     rows = [row for node in nodes for row in _rows(node)]
-    columns = ("POOL", "NODE", "LOAD", "RAM", "DEVICE", "KIND", "BUSY", "MEMORY", "POWER", "HEAT", "JOB", "STATE")
+    headings = (metric.heading for metric in LIVE_METRICS)
+    columns = ("POOL", "NODE", "LOAD", "RAM", "DEVICE", "KIND", *headings, "JOB", "STATE")
     filled = [position for position in range(len(columns)) if any(row[position] for row in rows)]
     lines = ([row[position] for position in filled] for row in rows)
     return grid(
@@ -45,21 +47,23 @@ def _rows(node: NodeNow) -> list[tuple[str, ...]]:
     load = f"{node['load_1min']:.1f}/{node['cpu_count']}" if node["load_1min"] is not None else ""
     first = (node["pool"], node["node"], load, _of(node["used_memory_bytes"], node["total_memory_bytes"]))
     state = "" if node["state"] == "ready" else node["state"]
-    no_device = ("", "no devices" if node["state"] == "ready" else "", "", "", "", "", "")
+    no_device = ("", "no devices" if node["state"] == "ready" else "", *("" for _ in LIVE_METRICS), "")
     lines = [_device(device) for device in node["devices"]] or [no_device]
     return [(*(first if number == 0 else ("",) * 4), *line, state) for number, line in enumerate(lines)]
 
 
 def _device(device: DeviceNow) -> tuple[str, ...]:
-    return (
-        str(device["index"]),
-        device["kind"],
-        bar(device["busy_percent"]),
-        _of(device["used_memory_bytes"], device["total_memory_bytes"]),
-        f"{device['power_w']:.0f} W" if device["power_w"] is not None else "",
-        f"{device['temperature_c']:.0f} °C" if device["temperature_c"] is not None else "",
-        device["job"] or "",
-    )
+    metrics = (_metric(metric, device) for metric in LIVE_METRICS)
+    return (str(device["index"]), device["kind"], *metrics, device["job"] or "")
+
+
+def _metric(metric: DeviceMetric, device: DeviceNow) -> str:
+    value = device[metric.name]
+    if metric.unit == "%":
+        return bar(value)
+    if metric.unit == "B":
+        return _of(value, device["total_memory_bytes"])
+    return f"{value:.0f} {metric.unit}" if value is not None else ""
 
 
 def bar(percent: float | None) -> str:

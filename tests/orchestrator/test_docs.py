@@ -19,7 +19,7 @@ def generate(*words):
 def test_the_pages_name_every_verb_route_state_and_key(tmp_path):
     assert generate("--into", tmp_path).returncode == 0
     pages = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(pages) == ["cli.md", "config.md", "failures.md", "rest.md", "spec.md", "states.md"]
+    assert sorted(pages) == ["cli.md", "config.md", "failures.md", "metrics.md", "rest.md", "spec.md", "states.md"]
     assert "## `polyfleet checkpoint copy POOL:PATH|JOB|PATH|URI POOL:FOLDER|FOLDER|URI`" in pages["cli.md"]
     assert "| 130 | interrupted with Ctrl-C; jobs keep running |" in pages["cli.md"]
     assert "| `allow_tf32` |  | use TF32 units for float32 products and convolutions |" in pages["config.md"]
@@ -27,6 +27,7 @@ def test_the_pages_name_every_verb_route_state_and_key(tmp_path):
     assert "| `spec` | body | mapping |" in pages["rest.md"]
     assert "| `RECOVERING` | `STARTING` |" in pages["states.md"]
     assert "| `start` | a rank's command could not be started | restart | the next one |" in pages["failures.md"]
+    assert "| `power_w` | W | power that the card draws | POWER | yes |" in pages["metrics.md"]
     assert "| `accelerators` | text or list or mapping |" in pages["spec.md"]
 
 

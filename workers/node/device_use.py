@@ -1,16 +1,17 @@
-"""Current utilization of a node's accelerators, from their drivers, without opening a device.
+"""Current metrics of a node's accelerators, from their drivers, without opening a device.
 
-NVIDIA: NVML. AMD: amdgpu's files in sysfs (`gpu_busy_percent`, `mem_info_vram_used`). Other vendors report it only by
-tools whose start takes too long.
+NVIDIA: NVML. AMD: amdgpu's files in sysfs. Other vendors report them only by tools whose start takes too long.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from cluster.catalogue.device_metrics import LIVE_METRICS, SysfsFile
 from cluster.types import Device, DeviceUse
 from workers.devices.discovery.machine import Machine
 from workers.devices.discovery.vendors import nvidia_state
 
+Metrics = dict[str, float | None]
 WAIT_S = 0.05
 """Longest wait for a reading, which usually takes 1 ms per device. A late one is reported with the next facts."""
 
@@ -25,9 +26,7 @@ class LiveUse:
 
     def current(self, devices: Sequence[Device]) -> tuple[DeviceUse, ...]:
         """Read the current utilization; () while a reading is late, and for devices without one."""
-        readable = [
-            d for d in devices if d.backend in ("nvidia", "amd") and not d.emulated and not d.unavailable_reason
-        ]
+        readable = [d for d in devices if d.backend in READERS and not d.emulated and not d.unavailable_reason]
         if not readable:
             return ()
         if self._reading is None:
@@ -46,34 +45,30 @@ class LiveUse:
 
 
 def use_of(device: Device, machine: Machine) -> DeviceUse | None:
-    """Utilization of one device, None if its driver reports nothing."""
-    if device.backend == "nvidia":
-        reading = nvidia_state.card_use(device.uuid) if device.uuid else {}
-        return DeviceUse("nvidia", device.index, **reading) if reading else None
-    return _amd(device, machine)
+    """Metrics of one device, None if its driver reports none."""
+    metrics = READERS[device.backend](device, machine)
+    return DeviceUse(device.backend, device.index, metrics) if metrics else None
 
 
-def _amd(device: Device, machine: Machine) -> DeviceUse | None:
-    """Utilization of an AMD device. Partitions of a card share its files, so each gets the values of the full card.
+def _read_nvidia(device: Device, machine: Machine) -> Metrics:
+    return nvidia_state.card_use(device.uuid) if device.uuid else {}
 
-    sysfs has power in microwatts and temperature in millidegrees. Source: the kernel's
-    Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst.
-    """
+
+def _read_amd(device: Device, machine: Machine) -> Metrics:
+    """Metrics of an AMD device. Partitions of a card share its files, so each gets the values of the full card."""
     folder = f"sys/bus/pci/devices/{device.pci_address}"
-    busy, used = machine.number(f"{folder}/gpu_busy_percent"), machine.number(f"{folder}/mem_info_vram_used")
-    if not device.pci_address or (busy is None and used is None):
-        return None
-    power_uw, heat_mc = _sensor(machine, folder, "power1_average"), _sensor(machine, folder, "temp1_input")
-    return DeviceUse(
-        "amd",
-        device.index,
-        busy_percent=None if busy is None else float(busy),
-        used_memory_bytes=used,
-        power_w=None if power_uw is None else power_uw / 1e6,
-        temperature_c=None if heat_mc is None else heat_mc / 1e3,
-    )
+    metrics: Metrics = {}
+    for metric in LIVE_METRICS if device.pci_address else ():
+        raw = _number(machine, folder, metric.amd) if metric.amd else None
+        metrics[metric.name] = None if raw is None or metric.amd is None else metric.convert(raw, metric.amd.divisor)
+    return metrics if any(value is not None for value in metrics.values()) else {}
 
 
-def _sensor(machine: Machine, folder: str, name: str) -> int | None:
-    files = machine.glob(f"{folder}/hwmon/hwmon*/{name}")
+def _number(machine: Machine, folder: str, file: SysfsFile) -> int | None:
+    path = f"{folder}/{file.path}"
+    files = machine.glob(path) if "*" in path else [path]
     return machine.number(files[0]) if files else None
+
+
+READERS: dict[str, Callable[[Device, Machine], Metrics]] = {"nvidia": _read_nvidia, "amd": _read_amd}
+"""By back end: a function that reads LIVE_METRICS; {} if the driver reports none."""

@@ -10,6 +10,7 @@ from workers.node.device_use import LiveUse, use_of
 
 FOLDER = "sys/bus/pci/devices/0000:3b:00.0"
 CARD = Device("amd", "amd:MI300X", 1, "MI300X", pci_address="0000:3b:00.0")
+BUSY = {"busy_percent": 87.0, "used_memory_bytes": 295698432, "power_w": 412.0, "temperature_c": 66.0}
 
 
 @pytest.fixture
@@ -30,14 +31,14 @@ def tree(machine):
 
 
 def test_an_amd_card_tells_how_busy_it_is_over_sysfs(tree):
-    assert use_of(CARD, tree) == DeviceUse("amd", 1, 87.0, 295698432, 412.0, 66.0)
-    assert LiveUse(tree).current([CARD]) == (DeviceUse("amd", 1, 87.0, 295698432, 412.0, 66.0),)
+    assert use_of(CARD, tree) == DeviceUse("amd", 1, BUSY)
+    assert LiveUse(tree).current([CARD]) == (DeviceUse("amd", 1, BUSY),)
 
 
 def test_what_a_driver_does_not_tell_is_none_and_a_card_without_files_is_left_out(tree):
     tree.path(f"{FOLDER}/gpu_busy_percent").unlink()
     tree.path(f"{FOLDER}/hwmon/hwmon3/power1_average").unlink()
-    assert use_of(CARD, tree) == DeviceUse("amd", 1, None, 295698432, None, 66.0)
+    assert use_of(CARD, tree) == DeviceUse("amd", 1, BUSY | {"busy_percent": None, "power_w": None})
     elsewhere = Device("amd", "amd:MI300X", 0, "MI300X", pci_address="0000:99:00.0")
     assert LiveUse(tree).current([elsewhere, Device("amd", "amd:MI300X", 2, "MI300X")]) == ()
 
@@ -60,4 +61,4 @@ def test_a_driver_that_hangs_keeps_one_thread_and_the_facts_go_on(tree):
     reading = use._reading
     path.write_text("12")
     reading.join(60)
-    assert use._newest == (DeviceUse("amd", 1, 12.0, 295698432, 412.0, 66.0),)
+    assert use._newest == (DeviceUse("amd", 1, BUSY | {"busy_percent": 12.0}),)

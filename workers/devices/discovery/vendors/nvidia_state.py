@@ -3,10 +3,11 @@
 Source: NVML API reference.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any
 
+from cluster.catalogue.device_metrics import BENCHMARK_METRICS, LIVE_METRICS, DeviceMetric
 from workers.devices.discovery.vendors.nvidia import THROTTLE_CAUSES
 from workers.devices.discovery.vendors.nvidia_nvml import Calls
 
@@ -32,7 +33,7 @@ def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
 
 
 def card_state(uuid: str) -> dict[str, Any]:
-    """Return {"sm_mhz", "memory_mhz", "temperature_c", "power_w", "slowed_by": [causes], "pids": [compute processes]}.
+    """Return BENCHMARK_METRICS by name, "slowed_by": [causes], and "pids": [compute processes].
 
     Values that the card does not report are None; {} without NVML.
     """
@@ -41,24 +42,26 @@ def card_state(uuid: str) -> dict[str, Any]:
 
 
 def card_use(uuid: str) -> dict[str, Any]:
-    """Return {"busy_percent", "used_memory_bytes", "power_w", "temperature_c"}; None and {} as for `card_state`.
-
-    A MIG slice reports only its memory.
-    """
+    """Return LIVE_METRICS by name; None and {} as for `card_state`. A MIG slice reports only its memory."""
     nvml, card = _card(uuid)
     return read_use(nvml, card) if nvml else {}
 
 
 def read_use(nvml: Any, card: Any) -> dict[str, Any]:
-    call = Calls(nvml, card)
-    busy, memory = call("nvmlDeviceGetUtilizationRates"), call("nvmlDeviceGetMemoryInfo")
-    power_mw = call("nvmlDeviceGetPowerUsage")
-    return {
-        "busy_percent": busy and float(busy.gpu),
-        "used_memory_bytes": memory and int(memory.used),
-        "power_w": power_mw and power_mw / 1e3,
-        "temperature_c": call("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-    }
+    return _read(nvml, Calls(nvml, card), LIVE_METRICS)
+
+
+def _read(nvml: Any, call: Calls, metrics: Iterable[DeviceMetric]) -> dict[str, Any]:
+    return {metric.name: _value(nvml, call, metric) for metric in metrics}
+
+
+def _value(nvml: Any, call: Calls, metric: DeviceMetric) -> float | None:
+    if (source := metric.nvidia) is None:
+        return None
+    reply = call(source.function, *((getattr(nvml, source.constant),) if source.constant else ()))
+    if reply is None:
+        return None
+    return metric.convert(getattr(reply, source.attribute) if source.attribute else reply, source.divisor)
 
 
 def _card(uuid: str) -> tuple[Any, Any]:
@@ -81,12 +84,8 @@ def _as_nvml(uuid: str) -> str:
 
 def read_card(nvml: Any, card: Any) -> dict[str, Any]:
     call = Calls(nvml, card)
-    power_mw, slowed = call("nvmlDeviceGetPowerUsage"), call("nvmlDeviceGetCurrentClocksThrottleReasons")
-    return {
-        "sm_mhz": call("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        "memory_mhz": call("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-        "temperature_c": call("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        "power_w": power_mw and power_mw / 1e3,
+    slowed = call("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return _read(nvml, call, BENCHMARK_METRICS) | {
         "slowed_by": [cause for bit, cause in THROTTLE_CAUSES.items() if slowed and slowed & bit],
         "pids": [process.pid for process in call("nvmlDeviceGetComputeRunningProcesses") or []],
     }
