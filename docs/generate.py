@@ -21,6 +21,7 @@ from cluster.catalogue.device_metrics import DEVICE_METRICS, DeviceMetric
 from orchestrator.cli.main import NAME, app
 from orchestrator.cli.terminal.errors import EXIT_CODES
 from orchestrator.cli.terminal.examples import EXAMPLES
+from orchestrator.core.attempt.attempt_states import ATTEMPT, ATTEMPT_MEANING, PART, PART_MEANING, STOP, STOP_MEANING
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.server.app import make_app
 from orchestrator.server.http.service_protocol import ServiceProtocol
@@ -138,6 +139,23 @@ def states() -> Iterator[str]:
     yield from ("What is not in this table cannot happen.", "")
     rows = ((f"`{s}`", *(f"`{MOVES[s, e]}`" if (s, e) in MOVES else "" for e in EVENTS)) for s in State)
     yield from table(("from / on", *EVENTS), rows)
+    yield from attempts()
+
+
+def attempts() -> Iterator[str]:
+    """The tables of an attempt, of its part on one node, and of the request to a node to stop it."""
+    part_rows = {row: (after, "") for row, after in PART.items()}
+    for title, meaning, rows in (
+        ("An attempt", ATTEMPT_MEANING, ATTEMPT),
+        ("The part of an attempt on one node", PART_MEANING, part_rows),
+        ("The request to a node to stop its part", STOP_MEANING, STOP),
+    ):
+        yield from (f"## {title}", "")
+        yield from table(("state", "means"), ((f"`{s}`", meaning[s]) for s in meaning))
+        lines = (
+            (s, event, after, command) for s in meaning for (of, event), (after, command) in rows.items() if of is s
+        )
+        yield from table(("from", "on", "to", "command"), ((f"`{s}`", e, f"`{after}`", c) for s, e, after, c in lines))
 
 
 def failures() -> Iterator[str]:

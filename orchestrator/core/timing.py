@@ -28,3 +28,12 @@ PATIENT_LEASE_S = 86_400.0
 
 STUCK_EXPIRES_S = 180.0
 """Seconds between failed launches above which they are unrelated; a job is retried after about a minute at most."""
+
+FENCE_RETRY_S = 3.0
+"""Seconds without a reply after which a request to read, raise or lower a fence is repeated."""
+
+STOP_RETRY_S = 5.0
+"""Seconds without a reply after which a stop request, or the release of a reservation, is repeated."""
+
+STOP_OVERDUE_S = 15.0
+"""Seconds after an acknowledged stop, in addition to the grace, after which it is repeated."""

@@ -17,6 +17,7 @@ from orchestrator.core.model import Event, Job
 from orchestrator.core.step import control as core
 from tests.simulator.agent_poller import RETRY_S, AgentPolling
 from tests.simulator.command_executor import SimulatedExecutor
+from tests.simulator.state_changes import StateWatch
 from tests.simulator.store import SimulatedStoreError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class SimulatedServer:
     def __init__(self, world: "Simulation"):
         self.world, self.store = world, world.store
         self.control = Control()
+        self.watch = StateWatch()
         self.up = self.frozen = False
         self.life = self.generation = 0
         self.clock_s = 0.0
@@ -176,6 +178,7 @@ class SimulatedServer:
                 self.world.add_trace(message, now.s)
             before = control
             control, step_events, step_commands = self._step(before, group, now)
+            self.world.checks.check_state(control, self.watch.take_problems())
             if step_events or step_commands:
                 self.world.checks.check_step(before, step_events, step_commands, control)
             events += step_events
@@ -211,8 +214,8 @@ class SimulatedServer:
         try:
             if isinstance(group[0], m.Heartbeat):
                 beats = (self._with_stored_jobs(beat, control) for beat in group if isinstance(beat, m.Heartbeat))
-                return core.step_replies(control, beats, now)
-            return core.step(control, group[0], now)
+                return self.watch.step_replies(control, beats, now)
+            return self.watch.step(control, group[0], now)
         except Exception as e:
             self.world.checks.failed(group[0], e)
 

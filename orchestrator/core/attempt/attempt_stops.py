@@ -12,14 +12,8 @@ from orchestrator.core.controller.messages import Launched, LaunchFailed, StopAn
 from orchestrator.core.controller.nodes import StuckReservation, UntrackedAttempt
 from orchestrator.core.jobs import fold, progress, retry
 from orchestrator.core.states import State
-from orchestrator.core.timing import STUCK_EXPIRES_S
+from orchestrator.core.timing import STOP_OVERDUE_S, STOP_RETRY_S, STUCK_EXPIRES_S
 from workers.protocol.messages import Outcome
-
-STOP_RETRY_S = 5.0
-"""Seconds without a reply after which a stop request is repeated."""
-
-STOP_OVERDUE_S = 15.0
-"""Seconds after an acknowledged stop, in addition to the grace, after which it is repeated."""
 
 
 def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, is_reported: bool = True) -> None:

@@ -7,13 +7,13 @@ log, another controller raised it for an attempt of its own.
 
 from dataclasses import replace
 
-from orchestrator.core.attempt.suspicion import FENCE_RETRY_S, lease_s
+from orchestrator.core.attempt.suspicion import lease_s
 from orchestrator.core.controller.commands import Fence
 from orchestrator.core.controller.draft import Control, Draft, EpochGuard
 from orchestrator.core.controller.messages import FenceAnswered
 from orchestrator.core.model import Job
 from orchestrator.core.states import WAITING
-from orchestrator.core.timing import LEASE_MARGIN_S
+from orchestrator.core.timing import FENCE_RETRY_S, LEASE_MARGIN_S
 
 
 def review(draft: Draft) -> None:

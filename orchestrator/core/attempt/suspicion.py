@@ -18,9 +18,8 @@ from orchestrator.core.controller.messages import FenceAnswered, Now
 from orchestrator.core.jobs.fold import WORKING
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S, PATIENT_LEASE_S
+from orchestrator.core.timing import FENCE_RETRY_S, LEASE_MARGIN_S, NODE_SILENT_S, PATIENT_LEASE_S
 
-FENCE_RETRY_S = 3.0
 LAUNCH_SLOW_S = 10.0
 """A launch that takes longer is mentioned in the waiting reason of its job."""
 CANCELLED_LEASE_S = 30.0
@@ -140,12 +139,12 @@ def _lower_fence(draft: Draft, attempt: LiveAttempt) -> None:
     """Lower the fence if all nodes respond again and no part was lost or failed, so that the attempt counts again."""
     if any(attempt_stops.is_broken(part) for part in attempt.parts):
         return
-    was_raised = attempt.fence_requested_s is not None
-    draft.attempts[attempt.job] = attempt = replace(
-        attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None
-    )
-    if was_raised and attempt.is_fence_checked:
+    was_raised = attempt.fence_requested_s is not None and attempt.is_fence_checked
+    attempt = replace(attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None)
+    if was_raised:
         _request_lower(draft, attempt)
+    else:
+        draft.attempts[attempt.job] = attempt
 
 
 def _lower_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
@@ -219,9 +218,11 @@ def _fence_below(draft: Draft, attempt: LiveAttempt, message: FenceAnswered) -> 
 
 def _own_fence_read(draft: Draft, attempt: LiveAttempt) -> None:
     """Lower a fence that we raised ourselves and that was not lowered; it does not indicate a newer attempt."""
-    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_checked=True)
-    if updated.fence_requested_s is None:
-        _request_lower(draft, updated)
+    attempt = replace(attempt, is_fence_checked=True)
+    if attempt.fence_requested_s is None:
+        _request_lower(draft, attempt)
+    else:
+        draft.attempts[attempt.job] = attempt
 
 
 def _fenced_by_others(draft: Draft, attempt: LiveAttempt, newer_epoch: int) -> LiveAttempt:

@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from cluster.types import Device, NodeFacts
+from orchestrator.core.attempt.invariants import check
 from orchestrator.core.controller import commands as commands_
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.jobs.fold import apply, submitted
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
-from orchestrator.core.step.control import step
 from orchestrator.core.step.placement import MIN_INTERVAL_S
+from tests.simulator.state_changes import StateWatch
 from workers.protocol.messages import PROTOCOL, AttemptStatus, Failure, Outcome
 
 GiB = 2**30
@@ -64,7 +65,7 @@ class Controller:
 
     def __init__(self, w):
         self.w, self.s, self.wall_s, self.control = w, 1000.0, 5e8, Control()
-        self.number = 0
+        self.number, self.watch = 0, StateWatch()
         self.tell(m.ClusterJoined())
 
     def tell(self, message, after_s=0.0):
@@ -74,8 +75,9 @@ class Controller:
         self.s += after_s
         if isinstance(message, m.FenceAnswered | m.StopAnswered | m.ReleaseAnswered) and not message.requested_s:
             message = replace(message, requested_s=self.s)
-        done = step(self.control, message, Now(self.s, self.wall_s))
+        done = self.watch.step(self.control, message, Now(self.s, self.wall_s))
         self.control, self.events = done.control, done.events
+        assert (self.watch.take_problems(), check(self.control)) == ([], [])
         timed = commands_.Fence | commands_.Stop | commands_.Release
         commands = [replace(x, requested_s=0.0) if isinstance(x, timed) else x for x in done.commands]
         return [(e.job, e.event, e.epoch) for e in done.events], commands

@@ -105,6 +105,7 @@ def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
     gang.tell(m.ClusterJoined(), 5.0)
     gang.tell(m.NodesListed((m.ListedNode("ray-a2", "a"), m.ListedNode("ray-b", "b"))))
     gang.tick(10.0)
+    gang.tell(m.FenceAnswered("g", 1, current_epoch=1))
     gang.tell(m.FenceAnswered("g", 2, current_epoch=2))
     assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
