@@ -74,8 +74,6 @@ OF_WORKERS = (
 )
 # Preparing, estimating and validating models are functions over a back end: a back end knows nothing of them.
 ABOVE_BACKENDS = ("workers.models", "workers.measurement", "workers.kernels", "workers.tasks", "workers.benchmark")
-# A back end has the methods of its users' old libraries; they call what is above it.
-COMPAT = "workers/devices/backends/compat.py"
 AGENT_FROM = "orchestrator/runtime/agents/"
 TORCH_FROM = (
     *("workers/devices/backends/", "workers/devices/capability/", "workers/devices/libraries/", "workers/measurement/"),
@@ -241,7 +239,7 @@ def test_back_ends_import_nothing_of_what_is_done_to_models():
     upward = [
         f"{name(path)}:{line} imports {module}"
         for path in PRODUCT
-        if name(path).startswith("workers/devices/backends/") and name(path) != COMPAT
+        if name(path).startswith("workers/devices/backends/")
         for line, module, _ in imports(path)
         for above in ABOVE_BACKENDS
         if is_in(module, above)

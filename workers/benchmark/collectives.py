@@ -19,6 +19,7 @@ import workers
 from workers.benchmark.cases.case import Case
 from workers.benchmark.measurement import PreparedCase, Unsupported, warmed_up
 from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.device_facts import device_count
 from workers.measurement.timing import Timer
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
@@ -27,8 +28,8 @@ TIMEOUT = timedelta(seconds=60)
 
 def prepare_collective(case: Case, backend: BaseBackend, timer: Timer) -> PreparedCase:
     ranks = case.sizes["ranks"]
-    if backend.device.type != "cpu" and backend.device_count < ranks:
-        raise Unsupported(f"needs {ranks} devices in one node, this session sees {backend.device_count}")
+    if backend.device.type != "cpu" and device_count(backend) < ranks:
+        raise Unsupported(f"needs {ranks} devices in one node, this session sees {device_count(backend)}")
     if backend.device.type == "xla":
         raise Unsupported("XLA's collectives need one process per device from the start")
     if dist.is_initialized():

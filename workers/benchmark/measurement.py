@@ -16,12 +16,14 @@ from workers.benchmark.cases.case_builder import BuiltCase
 from workers.benchmark.repeated_call import RepeatedCall
 from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.device_transfer import tensors_of
+from workers.devices.backends.dtype_checks import supports_dtype
 from workers.devices.backends.precision import name_of, precision_of
 from workers.measurement import accuracy
 from workers.measurement.fingerprint import inputs_sha256, weights_sha256
 from workers.measurement.output_difference import first_tensor
 from workers.measurement.sample import Sample
 from workers.measurement.timing import Refill, Timer
+from workers.models import compat
 from workers.options.optimization_levels import OptimizationLevel
 
 MIN_WARMUP_BLOCKS, MAX_WARMUP_S, WARMUP_TOLERANCE = 5, 2.0, 0.02
@@ -75,7 +77,7 @@ def prepare_case(
 ) -> PreparedCase:
     """Prepare one case. Raises Unsupported with the reason, and any exception of the workload."""
     dtype = precision_of(settings.precision)
-    if dtype != torch.float32 and not backend.supports_dtype(dtype):
+    if dtype != torch.float32 and not supports_dtype(backend, dtype):
         raise Unsupported(f"{backend.device} has no native {name_of(dtype)}")
     if settings.train and not any(p.requires_grad for p in built.module.parameters()):
         raise Unsupported("the model has no parameter to train")
@@ -191,7 +193,7 @@ def _forward(
 ) -> _DeviceCase:
     model_dtype = dtype if settings.is_model else torch.float32  # an operation's inputs already have the precision
     prepared = _unsupported_on_user_error(
-        lambda: backend.prepare(built.module.eval(), settings.level, sample.copy(), model_dtype)
+        lambda: compat.prepare(backend, built.module.eval(), settings.level, sample.copy(), model_dtype)
     )
     _require_compiled(settings, prepared.skipped)
     inputs = backend.to_device(sample)
@@ -210,7 +212,7 @@ def _training(
     model = built.module.train()
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     prepared = _unsupported_on_user_error(
-        lambda: backend.prepare_training(model, sgd, dtype, settings.level, sample.copy())
+        lambda: compat.prepare_training(backend, model, sgd, dtype, settings.level, sample.copy())
     )
     _require_compiled(settings, prepared.skipped)
     inputs, optimizer = backend.to_device(sample), prepared.optimizer

@@ -17,6 +17,7 @@ from workers.benchmark.measurement import Unsupported
 from workers.benchmark.session import Session
 from workers.benchmark.session_server import serve
 from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import name_of, precision_of
 from workers.measurement import statistics
 from workers.measurement.sample import Sample
@@ -212,7 +213,7 @@ def _trace(context: Context) -> dict[str, Any]:
             f"add sample_input(batch_size) beside {context.entry}, or set the argument sample_input",
         )
     with context.backend as backend:
-        backend.require_dtype(precision_of(context.precision))
+        require_dtype(backend, precision_of(context.precision))
         steps = _count(context.arguments, "steps", STEPS, 0)
         trace = activations.record(model, sample, backend, steps, lambda: backend.autocast(context.precision))
         info = backend.get_device_info(backend.device_id)

@@ -15,6 +15,8 @@ from workers.checkpoint.saving.nan_check import check_no_nan
 from workers.checkpoint.saving.rank_group import is_sharded_state
 from workers.checkpoint.saving.saver import PreparedSave
 from workers.checkpoint.state.rng import derived_seed
+from workers.devices.backends import random_state
+from workers.devices.backends.dtype_checks import supported_dtypes
 from workers.devices.backends.precision import every_dtype
 from workers.errors import NonFiniteValue
 from workers.tasks.resume_choice import candidate_checkpoints, load_newest_undamaged
@@ -72,7 +74,7 @@ class CheckpointContext:
 
     def _save(self, step: int, state: dict[str, Any], asynchronous: bool) -> str:
         started_s, context = time.perf_counter(), self._context
-        states = context.ranks.gather(context.backend.rng_state())
+        states = context.ranks.gather(random_state.rng_state(context.backend))
         everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
         write = context.rank == 0 or is_sharded_state(everything)
         result = context.ranks.from_first(self._begin(step, everything) if write else None)
@@ -199,11 +201,11 @@ class CheckpointContext:
     def _restore_random(self, saved: dict[str, Any] | None, step: int) -> str:
         context = self._context
         states = (saved or {}).get("ranks", [])
-        if len(states) == context.world_size and context.backend.accepts_rng_state(states[context.rank]):
-            context.backend.set_rng_state(states[context.rank])
+        if len(states) == context.world_size and random_state.accepts_rng_state(context.backend, states[context.rank]):
+            random_state.set_rng_state(context.backend, states[context.rank])
             return "exact"
-        seed = derived_seed(context.seed, context.rank, step, context.backend.rng_type)
-        context.backend.seed(seed)
+        seed = derived_seed(context.seed, context.rank, step, random_state.rng_type(context.backend))
+        random_state.seed(context.backend, seed)
         return f"seeded with {seed}: the saved state is for another device type or number of ranks"
 
 
@@ -214,5 +216,5 @@ def _unconverted_dtypes(backend: "BaseBackend") -> "frozenset[torch.dtype]":
     training may continue on any CPU of a pool.
     """
     if backend.device.type != "cpu":
-        return backend.supported_dtypes()
+        return supported_dtypes(backend)
     return frozenset(dtype for dtype in every_dtype() if backend.dtype_support(dtype) != "absent")

@@ -12,6 +12,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.devices import backends
+from workers.devices.backends import random_state
 from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.precision import precision_of
 from workers.errors import NonFiniteValue
@@ -103,7 +104,7 @@ class Context:
             redact=Redactor.for_rank(env),
         )
         context.stop.listen()
-        context.backend.seed(context.seed + rank)
+        random_state.seed(context.backend, context.seed + rank)
         return context
 
     @property
@@ -150,7 +151,9 @@ class Context:
             raise UserError(
                 f"ctx.prepare received a {type(model).__name__}", "pass a torch.nn.Module as its first argument"
             )
-        result = self.backend.prepare_training(model, optimizer, self.precision, level, inplace=True)
+        from workers.models import compat
+
+        result = compat.prepare_training(self.backend, model, optimizer, self.precision, level, inplace=True)
         self.events.write("note", applied=result.applied, skipped=result.skipped)
         prepared: list[Any] = [self.backend.data_parallel(result.model) if self.ranks.is_distributed else result.model]
         if optimizer is not None:

@@ -5,6 +5,7 @@ from functools import partial
 from torch import nn
 
 from cluster.errors import NotFound, UserError
+from workers.devices.backends import random_state
 from workers.measurement.sample import Sample, as_sample
 from workers.tasks import transformers_model
 from workers.tasks.context import Context
@@ -17,7 +18,7 @@ def make_model(context: Context) -> nn.Module:
     factory = partial(transformers_model.make, context.entry) if from_transformers else load_function(context.entry)
     if not from_transformers:
         check_call(factory, context.entry)
-    context.backend.seed(context.seed)
+    random_state.seed(context.backend, context.seed)
     model = factory()
     if not isinstance(model, nn.Module):
         raise UserError(f"{context.entry} returned {type(model).__name__}", "return a torch.nn.Module from the factory")
@@ -30,7 +31,7 @@ def make_sample(context: Context) -> Sample | None:
     """
     requested = context.arguments.get("sample_input")
     if context.entry.startswith(transformers_model.PREFIX) and not requested:
-        context.backend.seed(context.seed)
+        random_state.seed(context.backend, context.seed)
         return transformers_model.sample(context.entry, batch_size(context))
     entry = requested or sibling(context.entry, "sample_input")
     try:
@@ -40,7 +41,7 @@ def make_sample(context: Context) -> Sample | None:
             raise
         return None
     check_call(factory, entry, "batch_size")
-    context.backend.seed(context.seed)
+    random_state.seed(context.backend, context.seed)
     return as_sample(factory(batch_size(context)))
 
 

@@ -11,6 +11,7 @@ from workers.checkpoint import save
 from workers.devices.backends.precision import name_of, precision_of
 from workers.measurement.output_difference import Difference, difference, first_tensor
 from workers.measurement.sample import Sample
+from workers.models import compat
 from workers.models.optimizers.passes import unwrap
 from workers.models.passes.pass_context import PreparedModel
 from workers.options.optimization_levels import OptimizationLevel
@@ -30,8 +31,8 @@ def main(context: Context) -> dict[str, Any]:
     precision = precision_of(context.arguments.get("precision") or context.precision)
     model, sample = make_model(context).eval(), make_sample(context)
     with context.backend as backend:
-        prepared = backend.prepare(model, level, sample, precision)
-        portable = prepared if level in PORTABLE else backend.prepare(model, PORTABLE[-1], sample, precision)
+        prepared = compat.prepare(backend, model, level, sample, precision)
+        portable = prepared if level in PORTABLE else compat.prepare(backend, model, PORTABLE[-1], sample, precision)
         error = None if sample is None else _check_accuracy(context, model, prepared.model, sample, precision)
     report: dict[str, Any] = {
         "level": level.value,

@@ -13,6 +13,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.checkpoint import load, open_checkpoint
 from workers.checkpoint.format import tree
+from workers.models import compat
 from workers.models.optimizers.passes import unwrap
 from workers.models.passes.pass_context import PreparedModel, deep_copy
 
@@ -49,8 +50,8 @@ def load_prepared(
     _apply_folding(own_model, record["rebuild"]["folded"])
     load(path, into={"model": own_model})
     device = get_backend(backend) if backend is None or isinstance(backend, str) else backend
-    return device.prepare_model(
-        own_model, level or record["report"]["level"], sample_input, record["rebuild"]["precision"]
+    return compat.prepare_model(
+        device, own_model, level or record["report"]["level"], sample_input, record["rebuild"]["precision"]
     )
 
 

@@ -11,8 +11,6 @@ import torch
 from cluster.errors import UserError
 from workers.devices import backends
 from workers.devices.backends import BackendUnavailable
-from workers.devices.backends.base import BaseBackend
-from workers.devices.backends.compat import CompatMethods
 from workers.devices.backends.library_import import import_error
 from workers.options.config import PolyfleetConfig
 
@@ -32,20 +30,6 @@ def test_importing_the_package_imports_no_torch_and_names_every_vendor_file():
 )
 def test_a_backend_is_found_by_its_name_or_alias_in_any_case(word, name):
     assert name == backends.load(word).BACKEND_NAME
-
-
-def public(cls):
-    return {name for name in vars(cls) if not name.startswith("_")}
-
-
-def test_the_contract_has_twenty_public_methods_and_no_vendor_fills_a_shortcut():
-    methods = {name for name in public(BaseBackend) if callable(getattr(BaseBackend, name))}
-    properties = {name for name in public(BaseBackend) if isinstance(vars(BaseBackend)[name], property)}
-    assert len(methods | properties) <= 20, sorted(methods | properties)
-    assert methods | properties | {"BACKEND_NAME", "traits", "emulated"} == public(BaseBackend)
-    for vendor in map(backends.load, backends.names()):
-        filled = {name for cls in vendor.__mro__ if issubclass(cls, BaseBackend) for name in public(cls)}
-        assert not filled & public(CompatMethods), vendor
 
 
 def test_an_unknown_word_is_answered_with_the_nearest():

@@ -1,11 +1,11 @@
-"""Base class of backends: one device of one vendor. Models are prepared elsewhere, in workers/models/optimizers.
+"""Base class of backends: one device of one vendor. Public methods do the common work; a vendor overrides short hooks.
 
-Public methods do the common work; a vendor overrides short hooks where it differs.
+What users call beyond this contract, such as `backend.prepare_model(model)`, is functions: see user_methods.py.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
@@ -17,10 +17,11 @@ from torch import nn
 
 from cluster import catalogue
 from cluster.errors import UserError
-from workers.devices.backends import BackendUnavailable, device_description, device_transfer, dtype_probe, random_state
-from workers.devices.backends.compat import CompatMethods
+from workers.devices.backends import BackendUnavailable, device_description, device_transfer, dtype_probe
+from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import dtype_of, precision_of
 from workers.devices.backends.traits import Traits
+from workers.devices.backends.user_methods import BackendMeta
 from workers.devices.capability.device_info import DeviceInfo
 from workers.errors import OutOfDeviceMemory
 from workers.options.config import ConfigLike, VendorConfig, enabled_backends, libraries_of, section_of
@@ -31,7 +32,7 @@ Memory = dict[str, int | None]
 Later = Callable[..., Any]
 
 
-class BaseBackend(CompatMethods, ABC):
+class BaseBackend(metaclass=BackendMeta):
     """One device of one vendor in this process.
 
     `config` is a PolyfleetConfig or a dict of its options; only the vendor's section and the libraries are used.
@@ -136,27 +137,6 @@ class BaseBackend(CompatMethods, ABC):
         """Release a tensor from `allocate`. Remaining references to it then have 0 bytes."""
         buffer.data = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
 
-    # Random numbers
-
-    def seed(self, number: int) -> None:
-        """Seed Python, NumPy, torch and the device."""
-        random_state.seed_host(number)
-        self._seed_device(number)
-
-    def rng_state(self) -> dict[str, Any]:
-        """State of every generator, as tensors and numbers. Only the same type of device can restore it."""
-        return {"device_type": self._rng_type(), "device": self._device_rng(), "host": random_state.capture_host()}
-
-    def set_rng_state(self, state: dict[str, Any]) -> None:
-        """Restore a state from `rng_state`. Raises UserError for the state of another type of device."""
-        if not self.accepts_rng_state(state):
-            raise UserError(
-                f"random state of {state['device_type']} cannot be set on {self._rng_type()}",
-                "call seed() instead; workers.checkpoint.state.rng.derived_seed computes a seed",
-            )
-        random_state.restore_host(state["host"])
-        self._set_device_rng(state["device"])
-
     # Precision
 
     def dtype_support(self, dtype: str | torch.dtype) -> str:
@@ -172,7 +152,7 @@ class BaseBackend(CompatMethods, ABC):
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:
         """Autocast context for a dtype; no effect for float32, None and "". Raises UserError if the dtype is absent."""
         requested = precision_of(dtype)
-        self.require_dtype(requested)
+        require_dtype(self, requested)
         return nullcontext() if requested == torch.float32 else torch.autocast(self.device.type, dtype=requested)
 
     # Multiple ranks

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cluster.errors import UserError
-from workers.devices.backends.precision import every_dtype, name_of
+from workers.devices.backends.device_facts import max_shared_memory_bytes
+from workers.devices.backends.dtype_checks import supported_dtypes
+from workers.devices.backends.precision import name_of
 from workers.devices.capability.device_info import DeviceInfo
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
     }
     discovered = _discovered(backend, str(own_fields.get("uuid", "")))
     from_discovery = {name: getattr(discovered, name) for name in DISCOVERED_FIELDS} if discovered else {}
-    native = tuple(sorted(name_of(dtype) for dtype in every_dtype() if backend.supports_dtype(dtype)))
+    native = tuple(sorted(name_of(dtype) for dtype in supported_dtypes(backend)))
     return DeviceInfo.model_validate(
         {
             "backend": backend.BACKEND_NAME,
@@ -56,7 +58,7 @@ def _properties(
 ) -> dict[str, Any]:
     return {
         "collective_backend": backend.collective_backend,
-        "shared_memory_per_block_bytes": backend.max_shared_memory_bytes(),
+        "shared_memory_per_block_bytes": max_shared_memory_bytes(backend),
         "fp8_supported": any(name.startswith("float8") for name in native),
         **{key: value for key, value in info.items() if key not in own_fields and key not in DeviceInfo.model_fields},
     }

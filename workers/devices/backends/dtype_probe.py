@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from workers.devices.backends.device_facts import kind
 from workers.devices.backends.precision import dtype_of, name_of
 from workers.devices.capability import probe_cache
 
@@ -24,7 +25,7 @@ EARLY_STOP_FACTOR = 20.0
 
 def dtype_support_probe(backend: "BaseBackend", dtype: torch.dtype) -> str:
     """Return `native`, `emulated` or `absent`, from the cache or by a probe; see BaseBackend.dtype_support."""
-    name, key = name_of(dtype), probe_cache.key(backend.kind)
+    name, key = name_of(dtype), probe_cache.key(kind(backend))
     support = probe_cache.read(key).get("dtypes", {}).get(name)
     if support is None:
         support = _probe_dtype(backend, dtype)

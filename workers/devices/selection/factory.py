@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import UserError
 from workers.devices import backends
 from workers.devices.backends import BackendUnavailable
+from workers.devices.backends.user_methods import record_fallback
 from workers.devices.capability.device_info import DeviceInfo
 from workers.devices.selection import argument_checks
 from workers.devices.selection.backend_type import BackendType
@@ -143,7 +144,7 @@ def _create_fallback(
         except BackendUnavailable as e:
             reasons.append(f"{e.backend}: {e.reason}")
             continue
-        backend.fallback_from, backend.fallback_reason = unavailable.backend, unavailable.reason
+        record_fallback(backend, unavailable.backend, unavailable.reason)
         log.warning("%s is used instead of %s: %s", backend.BACKEND_NAME, unavailable.backend, unavailable.reason)
         return backend
     raise BackendUnavailable(

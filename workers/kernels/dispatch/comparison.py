@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cluster.errors import PolyfleetError, UserError, nearest
 from workers import kernels as registry
+from workers.devices.backends import device_facts
 from workers.devices.backends.precision import name_of
 from workers.kernels.dispatch import operators
 from workers.kernels.dispatch.classes import shape_class
@@ -66,7 +67,7 @@ def measure(
 ) -> list[KernelMeasurement]:
     """Measure each of `kernels` on each probe, as `tune` does."""
     backend = backend_of(device)
-    timer, kind = Timer(backend), str(backend.kind)
+    timer, kind = Timer(backend), device_facts.kind(backend)
     measured = []
     for one in kernels:
         software = software_of(one)

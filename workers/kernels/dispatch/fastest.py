@@ -1,17 +1,21 @@
 """The kernels "auto": for each operation, dtype and class of shapes, the fastest measured implementation."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from cluster.errors import UserError
 from workers import kernels as registry
+from workers.devices.backends.device_facts import kind
 from workers.devices.backends.precision import name_of
 from workers.kernels.base import KernelBackend
 from workers.kernels.dispatch.classes import shape_class
 from workers.kernels.dispatch.tuner import BASE, Situation, fastest_choices, software_of
+
+if TYPE_CHECKING:
+    from workers.devices.backends.base import BaseBackend
 
 Optional = Tensor | None
 
@@ -176,10 +180,10 @@ def candidates(device: torch.device) -> dict[str, KernelBackend]:
 
 def kind_of(device: torch.device) -> str:
     """Return the fleet's name for the kind of device, e.g. `cpu` or `nvidia:H100-80GB`."""
-    return str(backend_of(device).kind)
+    return kind(backend_of(device))
 
 
-def backend_of(device: torch.device) -> Any:
+def backend_of(device: torch.device) -> "BaseBackend":
     """Create the back end for a torch.device."""
     from workers.devices import backends
     from workers.devices.selection import factory

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
+from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import precision_of
+from workers.devices.backends.user_methods import record_report
 from workers.kernels.models import kernel_insertion
 from workers.kernels.models.kernel_insertion import InsertedKernels
 from workers.measurement.sample import Sample, as_sample
@@ -48,7 +50,7 @@ def prepare_model_with_custom_kernels(
 
     require_module(model)
     target_dtype = precision_of(dtype)
-    backend.require_dtype(target_dtype)
+    require_dtype(backend, target_dtype)
     sample = as_sample(sample_input)
     if sample is None:
         raise UserError("custom kernels are chosen by measuring, which needs a sample input", "pass sample_input")
@@ -67,8 +69,9 @@ def prepare_model_with_custom_kernels(
         if fitted.chosen
         else {"custom_kernels": _main_reason(fitted), **fitted.unchanged_modules}
     )
-    backend.report = PreparedModel(model_copy, applied, skipped)
-    return backend.report
+    report = PreparedModel(model_copy, applied, skipped)
+    record_report(backend, report)
+    return report
 
 
 def restore_model(model: nn.Module) -> nn.Module:

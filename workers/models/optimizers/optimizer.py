@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.devices.backends import device_transfer
+from workers.devices.backends import device_facts, device_transfer
+from workers.devices.backends.dtype_checks import require_dtype, supports_dtype
 from workers.devices.backends.precision import precision_of
 from workers.measurement.inputs import Inputs
 from workers.measurement.output_difference import largest_difference
@@ -53,7 +54,7 @@ class ModelOptimizer:
         self.backend = backend
 
     def get_available_strategies(self) -> list[OptimizationStrategy]:
-        measured = speedup_history.speedups(self.backend.kind)
+        measured = speedup_history.speedups(device_facts.kind(self.backend))
         return [
             OptimizationStrategy(
                 p.name,
@@ -112,15 +113,15 @@ class ModelOptimizer:
             )
         sample = as_sample(sample_input)
         device_transfer.check_device(sample, self.backend.device)
-        target_dtype = precision_of(self.backend.precision if dtype is None else dtype)
-        self.backend.require_dtype(target_dtype)
+        target_dtype = precision_of(device_facts.precision(self.backend) if dtype is None else dtype)
+        require_dtype(self.backend, target_dtype)
         if dtype is None and target_dtype == torch.float32 and tolerance is not None:
             target_dtype = self._lower_precision()
         inputs: Sample | None = self.backend.to_device(sample)
         return PassContext(self.backend, target_dtype, training, inputs, memory, compile_mode_of(self.backend.config))
 
     def _lower_precision(self) -> torch.dtype:
-        native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
+        native = [d for d in (torch.bfloat16, torch.float16) if supports_dtype(self.backend, d)]
         return native[0] if native else torch.float32
 
     def _optimize_unmeasured(
@@ -148,7 +149,7 @@ class _Trials:
         self.warnings: list[str] = []
         self.changes_inputs = False
         self.timer = Timer(context.backend)
-        self.kind = context.backend.kind
+        self.kind = device_facts.kind(context.backend)
         self.base = self.build(deep_copy(model))
         self.expected = self._reference()
         actual = self._outcome(self.base)

@@ -11,7 +11,10 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.devices.backends import device_transfer
+from workers.devices.backends.device_facts import precision
+from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import precision_of
+from workers.devices.backends.user_methods import record_report
 from workers.kernels.models.kernel_insertion import restore as take_kernels_out
 from workers.measurement.sample import as_sample
 from workers.models.optimizers import parameter_links, passes
@@ -57,12 +60,13 @@ def prepare(
 ) -> PreparedModel:
     """Prepare a copy on the device, in the model's own mode, or in eval mode for `inference`.
 
-    See CompatMethods.prepare_model.
+    See workers.models.compat.prepare_model.
     """
     chosen, context = _make_context(backend, model, level, sample_input, dtype, training=False)
     own_model = own_copy(model, backend)
-    backend.report = _apply_passes(own_model.eval() if inference else own_model, chosen, context)
-    return backend.report
+    report = _apply_passes(own_model.eval() if inference else own_model, chosen, context)
+    record_report(backend, report)
+    return report
 
 
 def prepare_training(
@@ -76,16 +80,17 @@ def prepare_training(
 ) -> PreparedTraining:
     """Prepare a model and its optimizer for training. Wrong arguments are refused before anything is copied or moved.
 
-    See CompatMethods.optimize_for_training.
+    See workers.models.compat.optimize_for_training.
     """
     chosen, context = _make_context(backend, model, level, sample_input, dtype, training=True)
     if optimizer is not None:
         parameter_links.check_parameters(optimizer, model, backend.device)
     own_model = move_to_device(model, backend) if inplace else own_copy(model, backend)
-    backend.report = _apply_passes(own_model, chosen, context)
+    report = _apply_passes(own_model, chosen, context)
+    record_report(backend, report)
     if optimizer is not None:
         parameter_links.bind_optimizer(optimizer, own_model, backend.device, backend.traits.fused_optimizers)
-    return PreparedTraining(backend.report.model, optimizer, backend.report.applied, backend.report.skipped)
+    return PreparedTraining(report.model, optimizer, report.applied, report.skipped)
 
 
 def _make_context(
@@ -94,11 +99,11 @@ def _make_context(
     """Check the arguments, before anything is copied or moved. Return the level and the context of the passes."""
     require_module(model)
     before: PreparationMark | None = unwrap(model).__dict__.get(MARK)
-    defaults = (before.level, before.precision) if before else (backend.optimization_level, backend.precision)
+    defaults = (before.level, before.precision) if before else (backend.optimization_level, precision(backend))
     chosen = OptimizationLevel.from_string(defaults[0] if level is None else level)
     sample = as_sample(sample_input)
     target_dtype = precision_of(defaults[1] if dtype is None else dtype)
-    backend.require_dtype(target_dtype)
+    require_dtype(backend, target_dtype)
     if training:
         require_trainable(target_dtype)
     device_transfer.check_device(sample, backend.device)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from workers.devices.backends.device_facts import kind
 from workers.measurement.model_state import preserve_state
 from workers.models.passes.forward_override import RUN, override, restore
 from workers.models.passes.low_precision import Lowered
@@ -29,7 +30,7 @@ def compile_model(model: nn.Module, context: PassContext) -> nn.Module:
     """Compile with the compiler of the device's traits. Raises SkipPass. Sets context.details["compile"]."""
     traits = context.backend.traits
     if not traits.compiler:
-        raise SkipPass(f"{context.backend.kind} has no compiler")
+        raise SkipPass(f"{kind(context.backend)} has no compiler")
     if context.is_compiled or model._compiled_call_impl is not None:
         raise SkipPass("the model is already compiled")
     if traits.graph_captures and (context.sample is None or context.is_training(model)):

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from workers.devices.backends.device_facts import kind
 from workers.devices.backends.precision import name_of
 from workers.models.passes import batch_norm_folding
 from workers.models.passes.pass_context import PassContext, SkipPass, outputs, require_close
@@ -17,7 +18,7 @@ def channels_last(model: nn.Module, context: PassContext) -> nn.Module:
     precision = name_of(context.dtype)
     if precision not in context.backend.traits.channels_last:
         raise SkipPass(
-            f"convolutions of {context.backend.kind} in {precision} have not been measured to be faster in this layout"
+            f"convolutions of {kind(context.backend)} in {precision} have not been measured to be faster in this layout"
         )
     if context.sample is None:
         raise SkipPass("cannot be checked without a sample input: a forward that uses view() fails in this layout")

@@ -9,6 +9,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.devices.backends.device_transfer import map_tensors
+from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import name_of
 from workers.models.passes.forward_override import override
 from workers.models.passes.pass_context import PassContext, SkipPass
@@ -31,7 +32,7 @@ def autocast(model: nn.Module, context: PassContext) -> nn.Module:
     """Override the model's forward with one under autocast. Its type, names and checkpoints do not change."""
     if context.dtype == torch.float32:
         raise SkipPass("the requested precision is float32")
-    context.backend.require_dtype(context.dtype)
+    require_dtype(context.backend, context.dtype)
     if context.training:
         require_trainable(context.dtype)
     override(model, Lowered(context.backend.device.type, context.dtype))

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from workers.devices.backends.dtype_checks import supports_dtype
 from workers.models.passes.pass_context import PassContext, SkipPass, deep_copy, outputs, require_close
 
 # Share of the largest output. Int8 per channel and float8 per tensor lose two to three decimal digits per layer.
@@ -27,7 +28,7 @@ def fp8_linear(model: nn.Module, context: PassContext) -> nn.Module:
     """Compute linear layers with weights and activations in float8, scaled per tensor at run time."""
     if not getattr(context.backend.config, "fp8", False):
         raise SkipPass(f"not allowed by the option {context.backend.BACKEND_NAME}.fp8")
-    if not context.backend.supports_dtype("float8_e4m3fn"):
+    if not supports_dtype(context.backend, "float8_e4m3fn"):
         raise SkipPass(f"{context.backend.device} has no units for float8_e4m3fn")
     return _quantize(model, context, "Float8DynamicActivationFloat8WeightConfig")
 

@@ -12,6 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workers.devices.backends.base import BaseBackend
+from workers.devices.backends.device_facts import kind
+from workers.devices.backends.dtype_checks import supports_dtype
 from workers.devices.capability import probe_cache
 from workers.devices.capability.documented import FP8_FN, FP8_FNUZ
 from workers.measurement.sample import as_sample
@@ -41,7 +43,7 @@ def apply_probes(documented: Capabilities, backend: BaseBackend) -> Capabilities
 def probe_results(backend: BaseBackend) -> dict[str, Any]:
     """Return dtypes (name -> native, emulated, absent), flash_attention and compile, cached or probed now."""
     dtypes = {name: backend.dtype_support(name) for name in FLOATS if hasattr(torch, name)}
-    key = probe_cache.key(backend.kind)
+    key = probe_cache.key(kind(backend))
     results = probe_cache.read(key)
     with backend:
         for name, probe in (("flash_attention", _flash), ("compile", _compiles)):
@@ -52,7 +54,7 @@ def probe_results(backend: BaseBackend) -> dict[str, Any]:
 
 
 def _flash(backend: BaseBackend) -> bool:
-    dtype = torch.bfloat16 if backend.supports_dtype("bfloat16") else torch.float32
+    dtype = torch.bfloat16 if supports_dtype(backend, "bfloat16") else torch.float32
     query = torch.rand(1, 2, 64, 64).to(dtype).to(backend.device)
     return _works(lambda: _attend(query, backend))
 
