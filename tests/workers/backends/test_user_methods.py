@@ -150,9 +150,9 @@ def test_a_vendor_overrides_any_of_the_names_and_calls_ours_by_super():
     backend.prepare_model(nn.Linear(2, 2), "O0")
     backend.seed(5)
     assert backend.calls == ["prepare", 5]
-    assert backend.kind == "cpu:counting"
+    assert backend.kind == f"{CPUBackend().kind}:counting"
     assert backend.supported_dtypes() == frozenset()
-    assert CPUBackend().kind == "cpu"
+    assert CPUBackend().supports_dtype("int64")
 
 
 def test_our_functions_use_what_a_vendor_overrides():
@@ -160,7 +160,7 @@ def test_our_functions_use_what_a_vendor_overrides():
     compat.prepare_model(backend, nn.Linear(2, 2), "O0")
     random_state.seed(backend, 7)
     assert backend.calls == ["prepare", 7]
-    assert device_facts.kind(backend) == "cpu:counting"
+    assert device_facts.kind(backend) == f"{CPUBackend().kind}:counting"
     assert not dtype_checks.supports_dtype(backend, "int64")
 
 
@@ -209,7 +209,7 @@ def test_a_back_end_is_copied_and_pickled_and_has_no_names_but_those_it_lists():
     backend.prepare_model(nn.Linear(2, 2), "O0")
     assert copy.deepcopy(backend) is backend
     assert copy.copy(backend).report is backend.report
-    assert pickle.loads(pickle.dumps(backend)).kind == "cpu"
+    assert pickle.loads(pickle.dumps(backend)).kind == backend.kind
     assert not hasattr(backend, "__wrapped__")
     assert not hasattr(backend, "__array__")
     assert not hasattr(backend, "_ipython_display_")
