@@ -1,1 +1,1 @@
-"""Devices of a node: found without opening them, described, and used through a back end per vendor."""
+"""Devices of a node: discovered without opening them, described, and used through a back end per vendor."""

@@ -1,1 +1,1 @@
-"""Processes of a node: find, limit and kill them, and tell whether memory or disk space ran out."""
+"""Processes of a node: find, limit and kill them, and detect whether memory or disk space ran out."""

@@ -1,1 +1,1 @@
-"""Attempts on nodes: reports of their parts, silent nodes, stop requests, and how an attempt ends."""
+"""Attempts on nodes: status of their parts, silent nodes, stop requests, and how an attempt ends."""

@@ -1,1 +1,1 @@
-"""Answers to users: why a job waits, what a changed fleet would do for it, and what it would get if submitted."""
+"""Explanations for users: why a job waits, what a changed fleet would do for it, and what it would get if submitted."""

@@ -1,1 +1,1 @@
-"""Output of jobs: read it from the nodes, copy it before a node goes, and relay commands run beside a job."""
+"""Output of jobs: read it from the nodes, copy it before a node is removed, and relay commands run beside a job."""

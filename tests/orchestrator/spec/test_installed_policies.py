@@ -69,10 +69,10 @@ def test_doctor_names_a_policy_that_fails():
 
 
 def simulated(theirs: Path, policy: str) -> "subprocess.CompletedProcess[str]":
-    examples = Path(__file__).parents[2] / "examples" / "simulate"
+    examples = Path(__file__).parents[3] / "examples" / "simulate"
     words = ["simulate", "--trace", examples / "trace.csv", "--throughputs", examples / "throughputs.csv"]
     words += ["--fleet", "v100=8,t4=8", "--policy", policy, "-o", "json"]
-    path = f"{theirs}:{Path(__file__).parents[2]}"
+    path = f"{theirs}:{Path(__file__).parents[3]}"
     command = [sys.executable, "-m", "orchestrator.cli.main", *words]
     return subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True)
 

@@ -8,7 +8,7 @@ import yaml
 
 from workers.devices.discovery.machine import Machine
 
-DATA = Path(__file__).parents[2] / "data" / "discovery"
+DATA = Path(__file__).parents[3] / "data" / "discovery"
 
 
 @pytest.fixture

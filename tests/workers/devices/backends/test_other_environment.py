@@ -9,7 +9,8 @@ from second_environment import run_tests
 pytestmark = [pytest.mark.full, pytest.mark.xla]
 
 HERE = Path(__file__).parent
-TASKS, KERNELS = HERE.parent / "tasks", HERE.parent / "kernels"
+WORKERS = HERE.parents[1]
+TASKS, KERNELS, MODELS = WORKERS / "tasks", WORKERS / "kernels", WORKERS / "models"
 # NumPy is the same there; Triton and what drives a GPU are not in it.
 WITHOUT_NUMPY = ("-k", "not numpy")
 # What a CPU without units for a dtype cannot show; nothing else is skipped in that environment.
@@ -21,12 +22,12 @@ SUITES = {
         HERE / "test_cpu_engines.py",
         HERE / "test_options.py",
         HERE / "test_users_loops.py",
-        HERE.parent / "optimizers" / "test_optimizer.py",
-        *(HERE.parent / "memory").glob("test_*.py"),
-        HERE.parents[1] / "examples" / "test_back_end_examples.py",
+        MODELS / "optimizers" / "test_optimizer.py",
+        *(MODELS / "memory").glob("test_*.py"),
+        HERE.parents[2] / "examples" / "test_back_end_examples.py",
         HERE.parent / "libraries" / "test_libraries.py",
         HERE.parent / "capability" / "test_matrix.py",
-        HERE.parent / "validation" / "test_validate.py",
+        MODELS / "validation" / "test_validate.py",
         HERE.parent / "selection" / "test_factory.py",
     ),
     "kernels": (

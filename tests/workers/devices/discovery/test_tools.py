@@ -178,7 +178,7 @@ def test_libraries_that_do_not_load_are_told_with_their_message(tmp_path, monkey
 
 
 def test_every_finding_of_every_recorded_machine_says_what_to_do(machine):
-    trees = sorted(path.stem for path in (Path(__file__).parents[2] / "data" / "discovery").glob("*.yaml"))
+    trees = sorted(path.stem for path in (Path(__file__).parents[3] / "data" / "discovery").glob("*.yaml"))
     for name in trees:
         _, findings = discover(machine=machine(name, GCE_METADATA_HOST="127.0.0.1:9"))
         assert all(f.remedy and f.message and f.level in ("info", "warning", "error") for f in findings), name

@@ -1,4 +1,4 @@
-"""Where options come from, and that wrong ones are named. What each does: tests/workers/backends/test_options.py."""
+"""Where options come from, and that wrong ones are named. devices/backends/test_options.py tests what each does."""
 
 import subprocess
 import sys

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestrator.benchmark.benchmark_format import FORMAT, OLD_LINES, in_current_format
 
-OLD = Path(__file__).parents[1] / "data" / "benchmark-run.jsonl"
+OLD = Path(__file__).parents[2] / "data" / "benchmark-run.jsonl"
 
 
 def test_a_run_of_format_1_has_no_old_name_left():

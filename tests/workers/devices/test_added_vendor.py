@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOY = ROOT / "tests" / "data" / "toy-vendor" / "toy_vendor"
 PACKAGES = ("cluster", "workers", "orchestrator")
 USES = """

@@ -12,7 +12,7 @@ from workers.devices.discovery.vendors import amd, cpu, intel_gaudi, neuron, nvi
 from workers.devices.discovery.versions import TorchBuild
 
 GiB = 1 << 30
-DATA = Path(__file__).parents[2] / "data" / "discovery"
+DATA = Path(__file__).parents[3] / "data" / "discovery"
 
 
 def test_a_mig_slice_is_a_device_with_its_own_memory_shown_by_its_uuid(said):

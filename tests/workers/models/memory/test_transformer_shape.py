@@ -13,7 +13,7 @@ from cluster.errors import UserError
 from workers.models.memory.estimate import estimate_memory
 from workers.models.memory.transformer_shape import TransformerShape
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 LLAMA = {
     **{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BEGIN = """
 import torch
 import workers

@@ -87,7 +87,9 @@ def _device(backend, **more):
 
 def test_hardware_that_this_torch_was_not_built_for_is_a_finding():
     found = mismatches([_device("amd"), _device("nvidia")], {"torch": "2.13.0"}, TorchBuild(cuda="13.0"))
-    assert [f.message for f in found] == ["amd:X is present, but torch 2.13.0 in this environment is built for CUDA 13.0"]
+    assert [f.message for f in found] == [
+        "amd:X is present, but torch 2.13.0 in this environment is built for CUDA 13.0"
+    ]
     (tpu,) = mismatches([_device("tpu")], {"torch": "2.13.0"}, TorchBuild())
     assert tpu.message == "tpu:X is present, but this environment has no torch-xla or torch_tpu"
     (cpu_only,) = mismatches([_device("nvidia")] * 2, {"torch": "2.13.0+cpu"}, TorchBuild())

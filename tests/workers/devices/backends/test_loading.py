@@ -14,7 +14,7 @@ from workers.devices.backends import BackendUnavailable
 from workers.devices.backends.library_import import import_error
 from workers.options.config import PolyfleetConfig
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 IMPORT = "import sys, workers.devices.backends as b; print(','.join(b.names()), 'torch' in sys.modules)"
 

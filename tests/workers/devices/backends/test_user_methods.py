@@ -22,7 +22,7 @@ from workers.devices.backends.vendors.cpu import CPUBackend
 from workers.models import compat
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 HERE = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
 ATTRIBUTES = {"report", "fallback_from", "fallback_reason"}
 USER_NAMES = {name for names in FUNCTIONS.values() for name in names} | ATTRIBUTES

@@ -12,7 +12,7 @@ from orchestrator.core.controller.scaling import NodeGroup
 from orchestrator.runtime.agents import autoscaler
 from orchestrator.spec import node_groups
 
-ENGINES = Path(__file__).parents[2] / "examples" / "fleets" / "engines.yaml"
+ENGINES = Path(__file__).parents[3] / "examples" / "fleets" / "engines.yaml"
 GiB = 2**30
 
 
