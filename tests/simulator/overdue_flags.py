@@ -8,7 +8,7 @@ from orchestrator.core.controller.attempts import LiveAttempt
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.fleet import leaked_devices
 from orchestrator.core.states import TERMINAL
-from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S
+from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S, RELEASE_LATE_S
 
 if TYPE_CHECKING:
     from tests.simulator.world import Simulation
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_FENCED_S = 30.0
 """Limit for a fence above a current attempt, whose ranks cannot save in that time."""
 MAX_EXPLAINED_S = 10.0
-MAX_UNREPORTED_S = LEASE_MARGIN_S + leaked_devices.RELEASE_LATE_S + 5.0
+MAX_UNREPORTED_S = LEASE_MARGIN_S + RELEASE_LATE_S + 5.0
 Key = tuple[str, str, int]
 
 

@@ -16,11 +16,9 @@ from typing import Any
 
 from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.jobs.retry import AttemptEnd
+from orchestrator.core.timing import CONTACT_AFTER_FAILURE_S
 from workers.protocol.failure_kinds import FAILURE_KINDS, failure_kind
 from workers.protocol.messages import Failure, Outcome
-
-CONTACT_AFTER_FAILURE_S = 3.0
-"""A node that responds this many seconds after another part failed did not cause that failure."""
 
 STOPPED_RANKS = {"preempted": 6, "cancelled": 7, "succeeded": 8}
 

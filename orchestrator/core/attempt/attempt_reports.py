@@ -14,11 +14,8 @@ from orchestrator.core.controller.messages import Heartbeat, PartUnreadable
 from orchestrator.core.controller.nodes import Node, UntrackedAttempt
 from orchestrator.core.jobs import progress
 from orchestrator.core.states import State
-from orchestrator.core.timing import NODE_SILENT_S
+from orchestrator.core.timing import NODE_SILENT_S, UNTRACKED_RETRY_S
 from workers.protocol.messages import AttemptStatus, RankEvent
-
-REPEAT_S = 2.0
-"""Seconds before a request to a node to stop or remove an untracked attempt is repeated."""
 
 
 def apply_reply(draft: Draft, heartbeat: Heartbeat) -> None:
@@ -169,13 +166,14 @@ def _put_untracked(draft: Draft, node: str, key: str, untracked: UntrackedAttemp
 
 
 def retire_untracked(draft: Draft, node: str, key: str) -> None:
-    """Stop an untracked attempt, or let its node remove it once it has ended; repeated after REPEAT_S at the earliest.
+    """Stop an untracked attempt, or let its node remove it once it has ended.
 
-    A node that may be another node under a second name is skipped; that other node gets the request.
+    The request is repeated after UNTRACKED_RETRY_S at the earliest. A node that may be another node under a second name
+    is skipped; that other node gets the request.
     """
     node_state = draft.nodes[node]
     untracked = node_state.untracked[key]
-    if node_state.duplicate_of or draft.now.s - untracked.requested_s < REPEAT_S:
+    if node_state.duplicate_of or draft.now.s - untracked.requested_s < UNTRACKED_RETRY_S:
         return
     untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=draft.now.s)}
     draft.nodes[node] = replace(node_state, untracked=untracked_attempts)

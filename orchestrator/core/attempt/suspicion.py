@@ -18,12 +18,14 @@ from orchestrator.core.controller.messages import FenceAnswered, Now
 from orchestrator.core.jobs.fold import WORKING
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.core.timing import FENCE_RETRY_S, LEASE_MARGIN_S, NODE_SILENT_S, PATIENT_LEASE_S
-
-LAUNCH_SLOW_S = 10.0
-"""A launch that takes longer is mentioned in the waiting reason of its job."""
-CANCELLED_LEASE_S = 30.0
-"""Longest lease of a cancelled job: it has no next attempt that could run at the same time."""
+from orchestrator.core.timing import (
+    CANCELLED_LEASE_S,
+    FENCE_RETRY_S,
+    LAUNCH_SLOW_S,
+    LEASE_MARGIN_S,
+    NODE_SILENT_S,
+    PATIENT_LEASE_S,
+)
 
 
 def review(draft: Draft) -> None:

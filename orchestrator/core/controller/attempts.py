@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.jobs.progress import Pace
+from orchestrator.core.timing import CUT_OFF_AFTERMATH_S
 from workers.protocol.messages import PHASES, Outcome
 
 PHASE_ORDER = ("", *PHASES)
@@ -100,10 +101,6 @@ class StopRequest:
     updated_s: float
     is_acknowledged: bool = False
     since_s: float = 0.0
-
-
-CUT_OFF_AFTERMATH_S = 60.0
-"""Seconds after its nodes respond again in which an attempt may still fail because of broken connections."""
 
 
 @dataclass(frozen=True, slots=True)

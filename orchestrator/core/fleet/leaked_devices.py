@@ -12,13 +12,7 @@ from orchestrator.core.controller.draft import Control, Draft
 from orchestrator.core.controller.messages import NodeNotRestarted, Now, Tick
 from orchestrator.core.controller.nodes import Node, StuckReservation
 from orchestrator.core.states import TERMINAL
-from orchestrator.core.timing import LEASE_MARGIN_S, STUCK_EXPIRES_S
-
-RELEASE_LATE_S = 10.0
-"""Seconds within which a normal end frees all devices."""
-
-STUCK_CERTAIN_S = 30.0
-"""Seconds from the first failed launch to the last after which the cause is a stuck reservation, not a slow Ray."""
+from orchestrator.core.timing import LEASE_MARGIN_S, RELEASE_LATE_S, STUCK_CERTAIN_S, STUCK_EXPIRES_S
 
 
 @dataclass(frozen=True, slots=True)

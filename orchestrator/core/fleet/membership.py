@@ -16,27 +16,13 @@ from orchestrator.core.controller.messages import (
     NodesListed,
 )
 from orchestrator.core.controller.nodes import Node
+from orchestrator.core.timing import AGENT_FIRST_REPLY_S, AGENT_HUNG_S, AGENT_RESTART_S, REJOIN_GRACE_S
 
 AGENT_RETRY_S = 1.0
 """Seconds between the first tries to start an agent; they double after QUICK_TRIES."""
 QUICK_TRIES = 3
 MAX_RETRY_S = 300.0
 """Longest pause between tries, so that a repaired node does not wait longer than this for its agent."""
-
-AGENT_HUNG_S = 5.0
-"""Seconds without a reply after which an agent is restarted.
-
-On the server's machine the new one responds within three seconds, before the leases of its attempts expire.
-"""
-
-AGENT_RESTART_S = 15.0
-"""Seconds after a restart in which the end of an agent does not count as a failure of its node."""
-
-AGENT_FIRST_REPLY_S = 60.0
-"""Limit for an agent's first reply, which may wait for vendors' tools and the start of the process."""
-
-REJOIN_GRACE_S = 15.0
-"""Time for Ray's nodes to reconnect to a restarted head: usually seconds, more on a busy machine."""
 
 END_AGENT_RETRY_S = 60.0
 """Seconds after which ending the agent is repeated: one that still runs prevents the node's removal."""

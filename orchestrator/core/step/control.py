@@ -33,9 +33,7 @@ from orchestrator.core.jobs import progress
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.core.step import checkpoint_replication, placement, user_requests
-
-CLOCK_GAP_S = 2.0
-"""Seconds between two ticks above which this process was stopped in between, or the machine slept."""
+from orchestrator.core.timing import CLOCK_GAP_S
 
 
 class Step(NamedTuple):

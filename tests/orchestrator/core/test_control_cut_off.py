@@ -3,12 +3,12 @@
 import pytest
 
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.attempts import CUT_OFF_AFTERMATH_S
 from orchestrator.core.controller.commands import Stop
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.fleet import leaked_devices
 from orchestrator.core.model import Recovery
 from orchestrator.core.step.control import control_from_log
+from orchestrator.core.timing import CUT_OFF_AFTERMATH_S
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import pytest
 
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.messages import Now
-from orchestrator.core.fleet.membership import REJOIN_GRACE_S
 from orchestrator.core.model import Recovery
 from orchestrator.core.step.control import control_from_log
 from orchestrator.core.step.placement import NODE_RETURN_S
+from orchestrator.core.timing import REJOIN_GRACE_S
 
 STOPS = Recovery(on_disconnect="stop")
 BOTH = frozenset({"a", "v"})

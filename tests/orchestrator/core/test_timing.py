@@ -5,14 +5,15 @@ import pytest
 from orchestrator.core import timing
 from orchestrator.core.attempt import suspicion
 from orchestrator.core.controller import nodes
-from orchestrator.core.fleet import membership
+from orchestrator.core.jobs import retry
 from orchestrator.core.model import Recovery
+from orchestrator.runtime.agents import fences
 from orchestrator.runtime.controller import controller, step_batch
 from orchestrator.runtime.health import health
 from workers.attempt import attempt
 from workers.attempt.supervision import supervisor, supervisor_handle
 from workers.node import agent
-from workers.protocol import fence
+from workers.protocol import fence, messages
 
 LEASE_S = Recovery().lease_s
 BUSY_S = 0.5
@@ -34,8 +35,37 @@ def test_one_limit_says_that_a_node_is_silent():
 
 
 def test_an_agent_that_hangs_is_started_again_before_its_node_counts_as_silent():
-    assert controller.POLL_S + 1.0 < membership.AGENT_HUNG_S < timing.NODE_SILENT_S
-    assert membership.AGENT_HUNG_S + 3.0 < LEASE_S, "the next one renews the leases in time"
+    assert controller.POLL_S + 1.0 < timing.AGENT_HUNG_S < timing.NODE_SILENT_S
+    assert timing.AGENT_HUNG_S + 3.0 < LEASE_S, "the next one renews the leases in time"
+
+
+def test_the_end_of_an_agent_that_is_started_again_is_no_failure_of_its_node():
+    """It is restarted, hangs again, and is restarted once more."""
+    assert 2 * timing.AGENT_HUNG_S < timing.AGENT_RESTART_S
+
+
+def test_a_server_that_is_busy_is_not_taken_for_one_that_was_stopped():
+    assert 2 * step_batch.CYCLE_S < timing.CLOCK_GAP_S
+
+
+def test_a_fence_is_requested_again_before_the_first_request_is_given_up():
+    """So that a newer change waits for its turn when the head replies, and is made at once."""
+    assert timing.FENCE_RETRY_S < fences.LIMIT_S
+
+
+def test_the_longest_lease_of_a_job_is_the_longest_that_an_order_may_have():
+    assert timing.PATIENT_LEASE_S == messages.MAX_LEASE_S
+    assert LEASE_S < timing.CANCELLED_LEASE_S < timing.PATIENT_LEASE_S
+
+
+def test_a_reservation_is_released_again_before_it_counts_as_late_and_is_stuck_only_long_after():
+    assert timing.STOP_RETRY_S < timing.RELEASE_LATE_S < timing.STUCK_CERTAIN_S < timing.STUCK_EXPIRES_S
+    assert 2 * retry.MAX_BACKOFF_S < timing.STUCK_EXPIRES_S, "failed launches of one job belong together"
+
+
+def test_the_ranks_have_had_their_grace_before_a_stop_that_was_acknowledged_is_repeated():
+    assert timing.STOP_RETRY_S < timing.STOP_OVERDUE_S
+    assert supervisor_handle.CANCEL_GRACE_S < timing.STOP_OVERDUE_S
 
 
 def test_a_lost_node_is_replaced_within_twenty_seconds():
