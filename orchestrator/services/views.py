@@ -1,7 +1,7 @@
 """Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
 
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 
 from cluster.serialization import to_plain
 from orchestrator.core.controller import nodes
@@ -10,11 +10,12 @@ from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.nodes import Allocations, Node
 from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.jobs.progress import devices_of as devices_of_attempt
-from orchestrator.core.jobs.remaining_time import Evidence, Source, remaining
+from orchestrator.core.jobs.remaining_time import Evidence, remaining
 from orchestrator.core.model import Job
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.step.placement import devices_of
 from orchestrator.core.timing import NODE_SILENT_S
+from orchestrator.views.jobs import ProgressView
 from workers.protocol.messages import ScriptCheckpoint
 
 NOTE_VISIBLE_S = 180.0
@@ -24,21 +25,6 @@ NOTE_VISIBLE_S = 180.0
 def iso(seconds: float | None) -> str | None:
     """ISO 8601 in UTC, to the millisecond; None for a time that is not set."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds") if seconds else None
-
-
-class ProgressView(TypedDict):
-    """Progress of an open job that was placed at least once.
-
-    `of` (total steps) and `steps_per_s` are None if unknown. `left_s` is for its current or last devices; `left_from`
-    is its source (core/jobs/remaining_time.py), `left` both as a sentence.
-    """
-
-    step: int
-    of: int | None
-    steps_per_s: float | None
-    left_s: float
-    left_from: Source
-    left: str
 
 
 def progress_view(record: Record, estimate_inputs: Evidence) -> ProgressView | None:
