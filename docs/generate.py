@@ -115,9 +115,9 @@ def rest() -> Iterator[str]:
         "folder is yours and has mode 0700.",
         "",
     )
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            yield from route(document, f"{method.upper()} {path}", operation)
+    for title, operation in all_operations(document):
+        yield from route(document, title, operation)
+    yield from views(document)
 
 
 def route(document: Data, title: str, operation: Data) -> Iterator[str]:
@@ -131,6 +131,75 @@ def route(document: Data, title: str, operation: Data) -> Iterator[str]:
         rows += [(f"`{n}`", "body", type_of(f), f.get("description", "")) for n, f in body["properties"].items()]
     if rows:
         yield from table(("name", "in", "type", ""), rows)
+    yield from responses(operation)
+
+
+def responses(operation: Data) -> Iterator[str]:
+    """The type of the response, or of the data of each event."""
+    status, response = next(iter(operation["responses"].items()))
+    for content in response.get("content", {}).values():
+        if events := content.get("itemSchema", {}).get("oneOf"):
+            parts = [event["properties"] for event in events]
+            rows = [(f"`{part['event']['const']}`", linked_type(part["data"]["contentSchema"])) for part in parts]
+            yield from table(("event", "data"), rows)
+        else:
+            yield from (f"Response ({status}): {linked_type(content['schema'])}", "")
+
+
+def views(document: Data) -> Iterator[str]:
+    """Every type that is part of a response."""
+    schemas = document["components"]["schemas"]
+    yield from ("## Types of responses", "", "A key marked with ? may be absent.", "")
+    for name in sorted(referenced([operation["responses"] for _, operation in all_operations(document)], schemas)):
+        schema = schemas[name]
+        yield from (f"### {name}", "", schema.get("description", ""), "")
+        required = schema.get("required", [])
+        rows = (
+            (f"`{key}`" if key in required else f"`{key}` ?", linked_type(field), field.get("description", ""))
+            for key, field in schema["properties"].items()
+        )
+        yield from table(("key", "type", ""), rows) if schema["properties"] else ()
+
+
+def all_operations(document: Data) -> Iterator[tuple[str, Data]]:
+    for path, operations in document["paths"].items():
+        yield from ((f"{method.upper()} {path}", operation) for method, operation in operations.items())
+
+
+def referenced(part: Any, schemas: Data) -> set[str]:
+    """Names of the schemas that a part of the document refers to, directly or through others."""
+    names: set[str] = set()
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            name = str(value.get("$ref", "")).rpartition("/")[2]
+            if name and name not in names:
+                names.add(name)
+                waiting.append(schemas[name])
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return names
+
+
+def linked_type(schema: Data) -> str:
+    """Like `type_of`, with null, and with links to the types of responses."""
+    if "$ref" in schema:
+        name = type_of(schema)
+        return f"[{name}](#{name.lower()})"
+    if schema.get("type") == "null":
+        return "null"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(linked_type, schema["anyOf"])))
+    if schema.get("type") == "array":
+        items = linked_type(schema.get("items", {}))
+        return f"list of ({items})" if " or " in items else f"list of {items}"
+    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"mapping to {linked_type(schema['additionalProperties'])}"
+    if schema.get("format") == "binary":
+        return "bytes"
+    return type_of(schema)
 
 
 def states() -> Iterator[str]:

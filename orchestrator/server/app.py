@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
@@ -16,6 +16,7 @@ from orchestrator.home.server_authentication import challenge_response
 from orchestrator.server.batching import Batcher
 from orchestrator.server.guard import Guard
 from orchestrator.server.http import responses
+from orchestrator.server.http.response_views import add_responses
 from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.routes import (
     benchmarks,
@@ -31,6 +32,11 @@ from orchestrator.server.routes import (
     server,
 )
 
+ROUTERS = tuple(
+    part.router
+    for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema)
+)
+
 
 class GuardedApp(FastAPI):
     """FastAPI application behind the guard, which is outside of any middleware that FastAPI adds, now or later."""
@@ -41,6 +47,12 @@ class GuardedApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, with the view of each response."""
+        if self.openapi_schema is None:
+            add_responses(super().openapi(), ROUTERS)
+        return cast(dict[str, Any], self.openapi_schema)
 
 
 def make_app(
@@ -67,7 +79,7 @@ def make_app(
     # A lambda, because the schema is generated without a service.
     app.state.submissions = Batcher(lambda items: service.submit_each(items))
     app.state.stop = stop or app.state.stopping.set
-    for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema):
-        app.include_router(part.router)
+    for router in ROUTERS:
+        app.include_router(router)
     responses.install(app)
     return app

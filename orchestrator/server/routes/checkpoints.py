@@ -7,10 +7,22 @@ from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.server.http.operations import Progress, stream_operation
 from orchestrator.server.http.request_bodies import MAX_INTEGER, Arrived, CopyBody, ToolBody
+from orchestrator.server.http.response_views import returns, streams_events
 from orchestrator.server.http.responses import json_response
 from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.http.streams import call_slow, events
 from orchestrator.server.routes import Key, Service
+from orchestrator.views.checkpoint_results import CopyEvents, ToolEvents
+from orchestrator.views.checkpoints import (
+    CheckpointDestination,
+    CheckpointSummary,
+    CheckpointView,
+    ChunkView,
+    CommittedView,
+    IncomingView,
+    InterruptedView,
+    MovePlan,
+)
 
 READ_ONLY_TOOLS = ("verify", "diff")
 """Tools that change nothing: a repeated request runs them again."""
@@ -18,24 +30,28 @@ router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
 
 @router.get("")
+@returns(list[CheckpointSummary])
 async def checkpoints(request: Request, service: Service, pool: str = "", prefix: str = "") -> Response:
     """Summaries of the checkpoints below `prefix`, in one pool or in all."""
     return json_response(await call_slow(request, service.checkpoints, pool, prefix))
 
 
 @router.get("/away")
+@returns(list[str])
 async def away(request: Request, service: Service, pool: str = "") -> Response:
     """A sentence for each storage whose checkpoints are not listed now, because its nodes do not respond."""
     return json_response(await call_slow(request, service.checkpoints_away, pool))
 
 
 @router.get("/show")
+@returns(CheckpointView)
 async def show(ref: str, request: Request, service: Service) -> Response:
     """Summary of one checkpoint's manifest: producer, step, tensors, bytes."""
     return json_response(await call_slow(request, service.checkpoint_show, ref))
 
 
 @router.get("/plan")
+@returns(MovePlan)
 async def plan(
     ref: str,
     to_kind: str,
@@ -48,6 +64,7 @@ async def plan(
 
 
 @router.post("/copy")
+@streams_events(CopyEvents)
 async def copy(body: CopyBody, request: Request, key: Key) -> Response:
     """Copy a checkpoint. Events: `progress` {done_bytes, total_bytes}, then `result` or `error`. Closing the connection
     stops the copy.
@@ -60,6 +77,7 @@ async def copy(body: CopyBody, request: Request, key: Key) -> Response:
 
 
 @router.post("/tools/{verb}")
+@streams_events(ToolEvents)
 async def tool(verb: str, body: ToolBody, request: Request, key: Key) -> Response:
     """Run a tool (verify, diff, convert, prune, pin, import or export) on a node of the pool. Events as for a copy."""
 
@@ -76,6 +94,7 @@ Index = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="index of the chu
 
 
 @router.get("/manifest")
+@returns(bytes)
 async def manifest(ref: str, request: Request, service: Service) -> Response:
     """MANIFEST.json, unchanged. The header Polyfleet-Checkpoint names the checkpoint, for a folder the newest in it."""
     reply = await call_slow(request, service.checkpoint_manifest, ref)
@@ -84,6 +103,7 @@ async def manifest(ref: str, request: Request, service: Service) -> Response:
 
 
 @router.get("/chunk")
+@returns(bytes)
 async def chunk(ref: str, file: Name, index: Index, request: Request, service: Service) -> Response:
     """One chunk of a checkpoint's file. `ref` is the checkpoint itself: POOL:PATH/step-…"""
     data = await call_slow(request, service.checkpoint_chunk, ref, file, index)
@@ -91,12 +111,14 @@ async def chunk(ref: str, file: Name, index: Index, request: Request, service: S
 
 
 @router.get("/place")
+@returns(CheckpointDestination)
 async def place(target: str, request: Request, service: Service) -> Response:
     """The node that writes POOL:FOLDER."""
     return json_response(await call_slow(request, service.checkpoint_destination, target))
 
 
 @router.put("/incoming")
+@returns(IncomingView)
 async def incoming(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
     """Announce a checkpoint with this manifest (`application/octet-stream`): {"arrived", "missing": [[file, index]],
     "step", "files", "bytes"}. `missing` excludes chunks that have already arrived.
@@ -106,6 +128,7 @@ async def incoming(node: Name, folder: str, name: Name, request: Request, servic
 
 
 @router.put("/incoming/chunk", status_code=201)
+@returns(ChunkView)
 async def incoming_chunk(
     node: Name, folder: str, name: Name, file: Name, index: Index, request: Request, service: Service
 ) -> Response:
@@ -116,6 +139,7 @@ async def incoming_chunk(
 
 
 @router.delete("/incoming")
+@returns(InterruptedView)
 async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
     """Interrupt a copy. Chunks that have arrived remain for the next try, which need not wait."""
     await call_slow(request, service.checkpoint_interrupt, node, folder, name)
@@ -123,6 +147,7 @@ async def left(node: Name, folder: str, name: Name, request: Request, service: S
 
 
 @router.post("/arrived")
+@returns(CommittedView)
 async def arrived(body: Arrived, request: Request, service: Service) -> Response:
     """Complete a copy: all chunks are read back and verified, then the checkpoint is committed."""
     return json_response(await call_slow(request, service.checkpoint_commit, body.node, body.folder, body.name))

@@ -10,14 +10,17 @@ from cluster.errors import SpecError
 from orchestrator.runtime.logs.exec_relay import ExecRequest
 from orchestrator.server.http.exec_streams import exec_threads, run
 from orchestrator.server.http.request_bodies import Command, Input, Size
+from orchestrator.server.http.response_views import returns, streams_events
 from orchestrator.server.http.responses import json_response
 from orchestrator.server.routes import Service
+from orchestrator.views.logs import EmptyView, ExecEvents, ExecInputView
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 ExecId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @router.post("/jobs/{ref}/exec")
+@streams_events(ExecEvents)
 async def start(ref: str, body: Command, request: Request) -> Response:
     """Run a command beside a rank of a running job, in its folder, with its variables. Server-sent events: `started`
     {exec, job, attempt, rank, node}, `output` {stream, data in base64} as it arrives, then `end` {code, reason}. A
@@ -31,6 +34,7 @@ async def start(ref: str, body: Command, request: Request) -> Response:
 
 
 @router.post("/execs/{exec_id}/input")
+@returns(ExecInputView)
 async def give(exec_id: ExecId, body: Input, request: Request, service: Service) -> Response:
     """Send input to the command: {"taken": bytes accepted so far, "closed": it accepts no more}. Send bytes that were
     not accepted again.
@@ -43,6 +47,7 @@ async def give(exec_id: ExecId, body: Input, request: Request, service: Service)
 
 
 @router.post("/execs/{exec_id}/size")
+@returns(EmptyView)
 async def resize(exec_id: ExecId, body: Size, request: Request, service: Service) -> Response:
     """Set the size of the command's terminal."""
     await exec_threads(request).call(service.exec_resize, exec_id, body.rows, body.columns)
@@ -50,6 +55,7 @@ async def resize(exec_id: ExecId, body: Size, request: Request, service: Service
 
 
 @router.post("/execs/{exec_id}/end")
+@returns(EmptyView)
 async def end(exec_id: ExecId, request: Request, service: Service) -> Response:
     """Stop the command: SIGHUP, and SIGKILL 2 s later. A command that has ended is not changed."""
     await exec_threads(request).call(service.exec_close, exec_id)

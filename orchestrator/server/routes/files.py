@@ -9,9 +9,19 @@ from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.runtime.files.job_files import FolderRef
 from orchestrator.server.http.request_bodies import MAX_INTEGER, FilesPut
+from orchestrator.server.http.response_views import returns
 from orchestrator.server.http.responses import json_response
 from orchestrator.server.http.streams import call_slow
 from orchestrator.server.routes import Service
+from orchestrator.views.files import (
+    DestinationView,
+    DiscardedView,
+    FilesPage,
+    HashesView,
+    PieceView,
+    PlacedView,
+    UploadView,
+)
 
 router = APIRouter(prefix="/v1", tags=["files"])
 Path = Annotated[str, Query(max_length=4096, description="path in the job's folder, with `/`")]
@@ -24,6 +34,7 @@ Sha = Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="SHA-256 of the
 
 
 @router.get("/jobs/{ref}/files")
+@returns(FilesPage)
 async def files(ref: str, request: Request, service: Service, path: Path = "", after: After = "") -> Response:
     """Entries below `path`, at most 5,000 of each of the job's folders. Repeat with `after` until it is empty.
 
@@ -33,6 +44,7 @@ async def files(ref: str, request: Request, service: Service, path: Path = "", a
 
 
 @router.get("/jobs/{ref}/files/content")
+@returns(bytes)
 async def content(
     ref: str,
     request: Request,
@@ -54,6 +66,7 @@ def _headers(fields: dict[str, Any]) -> dict[str, str]:
 
 
 @router.get("/jobs/{ref}/files/hashes")
+@returns(HashesView)
 async def hashes(
     ref: str, request: Request, service: Service, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0
 ) -> Response:
@@ -64,12 +77,14 @@ async def hashes(
 
 
 @router.get("/jobs/{ref}/files/place")
+@returns(DestinationView)
 async def place(ref: str, request: Request, service: Service, path: Path = "") -> Response:
     """Where a file that is put is stored: epoch, node, pool and path."""
     return json_response(await call_slow(request, service.file_destination, ref, path))
 
 
 @router.post("/jobs/{ref}/files")
+@returns(PlacedView)
 async def put(ref: str, body: FilesPut, request: Request, service: Service) -> Response:
     """Move files of an upload into the job's folder. 409 for a file that exists: always while the job runs, else if it
     differs and `force` is not set.
@@ -79,12 +94,14 @@ async def put(ref: str, body: FilesPut, request: Request, service: Service) -> R
 
 
 @router.post("/uploads/{upload}")
+@returns(UploadView)
 async def begin(upload: str, node: Name, request: Request, service: Service) -> Response:
     """Begin or resume an upload on a node. Returns the files that have already been sent, with their sizes."""
     return json_response(await call_slow(request, service.upload_begin, node, upload))
 
 
 @router.put("/uploads/{upload}/content", status_code=201)
+@returns(PieceView)
 async def send(
     upload: str,
     request: Request,
@@ -113,12 +130,14 @@ async def send(
 
 
 @router.get("/uploads/{upload}/hashes")
+@returns(HashesView)
 async def sent(upload: str, request: Request, service: Service, node: Name, path: Path, first: First = 0) -> Response:
     """SHA-256 of some pieces of a file that was sent."""
     return json_response(await call_slow(request, service.upload_hashes, node, upload, path, first))
 
 
 @router.delete("/uploads/{upload}")
+@returns(DiscardedView)
 async def discard(upload: str, node: Name, request: Request, service: Service) -> Response:
     """Remove files of an upload that were not moved to a job. They are otherwise removed after a week."""
     return json_response(await call_slow(request, service.upload_discard, node, upload))

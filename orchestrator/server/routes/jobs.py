@@ -10,11 +10,15 @@ from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
 from orchestrator.runtime.jobs.jobs_page import JobsQuery
 from orchestrator.server.http.request_bodies import MAX_INTEGER, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
+from orchestrator.server.http.response_views import returns, streams_events
 from orchestrator.server.http.responses import json_response
 from orchestrator.server.http.streams import LogStream, cursor_from, events
 from orchestrator.server.routes import Key, Service
 from orchestrator.services import submissions
 from orchestrator.services.views import FIELDS
+from orchestrator.views.jobs import AcceptedView, JobEvent, JobView, ReportView
+from orchestrator.views.logs import LogEvents, LogPageView
+from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 Rank = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only this rank")]
@@ -39,6 +43,7 @@ Fields = Annotated[str, Query(max_length=1000, description="comma-separated fiel
 
 
 @router.post("/jobs", status_code=201)
+@returns(JobView)
 async def submit(body: SubmitBody, service: Service, request: Request, key: Key) -> Response:
     """Submit a job; it is durable when this responds. The same key with the same body returns the same response.
 
@@ -51,12 +56,14 @@ async def submit(body: SubmitBody, service: Service, request: Request, key: Key)
 
 
 @router.post("/jobs/bulk", status_code=201)
+@returns(AcceptedView)
 def submit_many(body: BulkSubmitBody, service: Service, key: Key) -> Response:
     """Submit up to 1,000 jobs, all or none: {"jobs": [{"id", "name"}], "note"}, in the order of the request."""
     return json_response(service.submit_many([(job.spec, job.code_archive) for job in body.jobs], key), 201)
 
 
 @router.post("/plan")
+@returns(ExplanationView)
 def plan(body: NewJob, service: Service) -> Response:
     """What the planner would do with this spec now: for each candidate, which devices fit and why others do not. Stores
     nothing. The folder need not be uploaded: measurements of it are looked up by its `content_sha`.
@@ -65,6 +72,7 @@ def plan(body: NewJob, service: Service) -> Response:
 
 
 @router.post("/offers")
+@returns(OffersView)
 def offers(body: NewJob, service: Service) -> Response:
     """Where this spec could run now: wait, speed and price for each candidate, pool and kind, best first.
 
@@ -74,6 +82,7 @@ def offers(body: NewJob, service: Service) -> Response:
 
 
 @router.get("/jobs")
+@returns(list[JobView])
 def jobs(
     request: Request,
     service: Service,
@@ -103,42 +112,49 @@ def _fields(text: str) -> list[str]:
 
 
 @router.get("/jobs/{ref}")
+@returns(JobView)
 def job(ref: str, service: Service) -> Response:
     """One job with all its attempts."""
     return json_response(service.job(ref))
 
 
 @router.post("/jobs/{ref}/cancel")
+@returns(JobView)
 def cancel(ref: str, service: Service) -> Response:
     """Cancel a job. A job that has ended is not changed."""
     return json_response(service.cancel(ref))
 
 
 @router.post("/jobs/{ref}/migrate")
+@returns(JobView)
 def migrate(ref: str, body: MigrateBody, service: Service) -> Response:
     """Move a job to other devices: it saves a checkpoint, stops, and continues there from its checkpoint."""
     return json_response(service.migrate(ref, body.to))
 
 
 @router.get("/jobs/{ref}/explain")
+@returns(JobExplanation)
 def explain(ref: str, service: Service, changes: Changes = ()) -> Response:
     """For each candidate and group of devices: fits, or why not. With `if`: for the fleet with these changes."""
     return json_response(service.explain(ref, changes))
 
 
 @router.get("/jobs/{ref}/history")
+@returns(list[JobEvent])
 def history(ref: str, service: Service) -> Response:
     """All events of the job, oldest first."""
     return json_response(service.history(ref))
 
 
 @router.get("/jobs/{ref}/reports")
+@returns(list[ReportView])
 def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0) -> Response:
     """Values that the job's code reported with `ctx.report`, after number `after`."""
     return json_response(service.reports(ref, after))
 
 
 @router.get("/jobs/{ref}/logs")
+@returns(LogPageView)
 async def logs(
     ref: str, request: Request, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
@@ -157,6 +173,7 @@ async def logs(
 
 
 @router.get("/jobs/{ref}/logs/stream")
+@streams_events(LogEvents)
 async def stream_logs(
     ref: str, request: Request, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:

@@ -7,13 +7,16 @@ from fastapi import APIRouter, Query, Request, Response
 
 from cluster.version import VERSION
 from orchestrator.home.server_authentication import CHALLENGE
+from orchestrator.server.http.response_views import returns
 from orchestrator.server.http.responses import json_response
+from orchestrator.views.server import LivenessView, StoppingView, VersionView
 from workers.protocol.messages import PROTOCOL
 
 router = APIRouter(tags=["server"])
 
 
 @router.get("/healthz")
+@returns(LivenessView)
 async def health(
     request: Request,
     challenge: Annotated[str, Query(pattern=CHALLENGE, description="a random number in hexadecimal digits")] = "",
@@ -29,6 +32,7 @@ async def health(
 
 
 @router.get("/v1/version")
+@returns(VersionView)
 def version(request: Request) -> Response:
     """Version, protocol, process id, home and start time. Clients first compare `version` with their own."""
     state = request.app.state
@@ -44,6 +48,7 @@ def version(request: Request) -> Response:
 
 
 @router.post("/v1/shutdown", status_code=202)
+@returns(StoppingView)
 def shutdown(request: Request) -> Response:
     """Stop the server. The fleet and its attempts keep running; the next server takes them over."""
     request.app.state.stop()
