@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from response_checks import ResponseChecks
 
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.server.app import make_app
@@ -76,8 +77,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     service = Service(home)
     service.jobs_table.commit([submitted(parse_job(RUN).to_job("hello-1", time.time()), RUN, time.time())])
     app = make_app(service, TOKEN, home=home)
+    checks = ResponseChecks(app)
     with listener(0) as listening:
-        server = uvicorn.Server(server_config(app))
+        server = uvicorn.Server(server_config(checks))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         url, headers = f"http://127.0.0.1:{listening.getsockname()[1]}", {"Authorization": f"Bearer {TOKEN}"}
@@ -88,6 +90,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         thread.join(20)
     service.close()
     patch.undo()
+    assert not checks.problems, "\n".join(checks.problems)
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

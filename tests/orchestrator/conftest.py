@@ -15,6 +15,7 @@ import httpx
 import pytest
 import uvicorn
 from patience import wait_for
+from response_checks import ResponseChecks
 
 from cluster.host import tokens
 from cluster.host.processes import identify
@@ -119,15 +120,17 @@ def live(tmp_path, recorded, monkeypatch, stage):
     fleet, stopped = recorded.RecordedFleet(home, monkeypatch), threading.Event()
     fleet.up()
     service = Service(home)
-    stage.app = make_app(service, token, home=home, stop=stopped.set)
+    app = make_app(service, token, home=home, stop=stopped.set)
+    checks = stage.app = ResponseChecks(app)
     own = identify(os.getpid())
     where = (stage.port, VERSION, "2026-11-20T23:14:53Z", str(stage.socket))
     server_record.write(home, ServerRecord(own.pid, own.created, *where))
     fleet.wait_until_known(service)
-    yield Live(home, stage.port, stage.socket, token, service, fleet, stage.app, stopped)
-    stage.app.state.stopping.set()
+    yield Live(home, stage.port, stage.socket, token, service, fleet, app, stopped)
+    app.state.stopping.set()
     service.close()
     fleet.close(service)
+    assert not checks.problems, "\n".join(checks.problems)
 
 
 @pytest.fixture

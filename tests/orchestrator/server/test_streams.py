@@ -244,8 +244,11 @@ def test_a_copy_nobody_waits_for_is_stopped(live, checkpoint, monkeypatch):
     assert not go_on.is_set()
 
 
+PRUNED = {"root": "cpu:a", "kept": [], "deleted": [], "bytes": 0, "dry_run": True}
+
+
 class Slow:
-    """A checkpoint verb that ends when it is told to, and counts its runs. It looks for no client meanwhile."""
+    """A checkpoint tool that ends when `go_on` is set; `bytes` is the number of its runs. It checks for no client."""
 
     def __init__(self, live, monkeypatch):
         self.begun, self.go_on, self.runs = threading.Semaphore(0), threading.Event(), []
@@ -255,7 +258,7 @@ class Slow:
         self.runs.append(arguments["place"])
         self.begun.release()
         assert self.go_on.wait(120)
-        return {"run": len(self.runs)}
+        return PRUNED | {"bytes": len(self.runs)}
 
 
 def ask(client, place, key=""):
@@ -280,7 +283,7 @@ def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_rep
         again = thread.submit(asked, live, "cpu:a", "key")
         wait_for(lambda: live.app.state.streams.open == 1)
         slow.go_on.set()
-        assert again.result(20) == [("result", {"run": 1})]
+        assert again.result(20) == [("result", PRUNED | {"bytes": 1})]
     assert (slow.runs, found.by_key, found.count) == (["cpu:a"], {}, 0)
 
 
