@@ -8,7 +8,8 @@ process: it reads only files of the kernel, which cannot hang.
 from collections import Counter
 from pathlib import Path
 
-from cluster.catalogue import backend_name, builtin_vendors, plugins, vendors
+from cluster import catalogue
+from cluster.catalogue import backend_name, builtin_vendors, plugins
 from cluster.types import Device, Finding
 from workers.devices.discovery.machine import Machine
 from workers.devices.discovery.machine_findings import health
@@ -44,7 +45,10 @@ def discover(
 
 def names() -> tuple[str, ...]:
     """Names of vendors: built-in ones, then those of installed distributions; the CPU last."""
-    plugin_names = [name for name in plugins.entries(plugins.DISCOVERY) if name in vendors() and name not in NAMES]
+    # `catalogue.vendors`: importing the folder `vendors` sets that name here, whatever was imported as it.
+    plugin_names = [
+        name for name in plugins.entries(plugins.DISCOVERY) if name in catalogue.vendors() and name not in NAMES
+    ]
     return (*(name for name in NAMES if name != "cpu"), *plugin_names, "cpu")
 
 
