@@ -16,6 +16,7 @@ import pytest
 from response_checks import problem
 from typing_extensions import is_typeddict
 
+from cluster.catalogue.device_metrics import LIVE_METRICS
 from cluster.input.folder_entries import FolderEntry
 from cluster.types import Device, DeviceUse, Finding, NodeFacts, Notice
 from orchestrator.benchmark.benchmark_format import in_current_format
@@ -67,8 +68,8 @@ DATA = Path(__file__).parents[2] / "data"
 FOLDER = Path(cast(str, values.__file__)).parent
 ROUTES = list(routes_of(ROUTERS))
 RESTATED: dict[type, tuple[Any, set[str]]] = {
+    DeviceUse: (fleet.DeviceUseView, {"metrics", *(metric.name for metric in LIVE_METRICS)}),
     Device: (fleet.DeviceView, {"allocated_to"}),
-    DeviceUse: (fleet.DeviceUseView, set()),
     Notice: (fleet.NoticeView, set()),
     Finding: (fleet.NodeFindingView, set()),
     NodeFacts: (fleet.NodeView, {"state", "closed", "note"}),
@@ -140,6 +141,12 @@ def test_a_view_that_restates_a_dataclass_has_its_names_and_types(restated):
 def test_a_view_that_restates_a_pydantic_model_or_a_typed_dict_has_its_names():
     assert set(get_type_hints(benchmarks.BenchmarkRequestView)) == set(BenchmarkRequest.model_fields)
     assert set(get_type_hints(files.FileView)) == set(get_type_hints(FolderEntry))
+
+
+def test_the_load_of_a_device_has_the_metrics_that_agents_send():
+    types = {metric.name: int if metric.is_integer else float for metric in LIVE_METRICS}
+    hints = get_type_hints(fleet.DeviceUseView)
+    assert hints == {"backend": str, "index": int} | {name: number | None for name, number in types.items()}
 
 
 def test_words_with_fixed_values_are_those_of_the_code():
