@@ -39,13 +39,14 @@ def jobs(rows: list[Data], chosen: str = "") -> TextTable:
 
 
 def run_time(view: Data) -> str:
-    """Time that a job or an attempt ran, up to its last confirmed state.
+    """Time that a job or an attempt ran, up to its last confirmed state; "" if nothing was confirmed after its start.
 
     If it ended before the server saw it running, the time counts from its placement.
     """
     placed = [view.get("placed_at"), *(attempt["placed_at"] for attempt in view.get("attempts", []))]
     first = view["started_at"] or (next(filter(None, placed), None) if view["ended_at"] else None)
-    return elapsed(first, view["ended_at"] or view.get("known_until"))
+    last_contact = view.get("known_until")
+    return "" if last_contact == first and not view["ended_at"] else elapsed(first, view["ended_at"] or last_contact)
 
 
 def _reason(job: Data) -> str:

@@ -43,7 +43,7 @@ class FailureView(TypedDict):
     rank: int
     node: str
     kind: str
-    """Kind of failure, such as user, signal, memory or hang."""
+    """Kind of failure, such as user, oom or hang: docs/reference/failures.md lists them."""
     message: str
     traceback: str
     """Frames of the user's own code, or empty."""

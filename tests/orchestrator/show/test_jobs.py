@@ -94,6 +94,7 @@ def test_how_long_a_job_too_short_to_be_seen_running_took_counts_from_its_placem
     assert run_time(ended | {"started_at": "2026-11-20T11:00:02Z"}) == "1 s"
     lost = {"started_at": "2026-11-20T11:00:02Z", "ended_at": None, "known_until": "2026-11-20T11:00:07Z"}
     assert run_time(lost) == "5 s", "so long it ran as far as anybody knows"
+    assert run_time(lost | {"known_until": lost["started_at"]}) == "", "not 0 s: its node may have run it ever since"
     assert run_time(ended | {"attempts": []}) == ""
     assert run_time({"started_at": None, "ended_at": None, "attempts": [attempt(1, "", ended_at=None)]}) == ""
 

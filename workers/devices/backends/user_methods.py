@@ -123,14 +123,10 @@ def overridable(function: Function) -> Function:
 
 def record_report(backend: BaseBackend, report: object) -> None:
     """Set `backend.report`."""
-    _set(backend, report=report)
+    cast(UserMethods, backend).report = report
 
 
 def record_fallback(backend: BaseBackend, requested: str, reason: str) -> None:
     """Set `backend.fallback_from` and `backend.fallback_reason`."""
-    _set(backend, fallback_from=requested, fallback_reason=reason)
-
-
-def _set(backend: BaseBackend, **values: object) -> None:
-    for name, value in values.items():
-        setattr(backend, name, value)
+    methods = cast(UserMethods, backend)
+    methods.fallback_from, methods.fallback_reason = requested, reason
