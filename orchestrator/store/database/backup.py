@@ -41,7 +41,7 @@ def backup(url: str, target: Path) -> int:
 def _export(source: Connection, part: Path, version: int) -> None:
     """Write the rows of `source` to the file `part`, in tables of that version."""
     with file_engine(part).begin() as target:
-        migrations.upgrade(target, f"{version:04d}")
+        migrations.upgrade(target, schema.revision(version))
         target.execute(schema.schema_version.insert().values(version=version))
         copy_rows(source, target)
     database_file_copy.make_single_file(part)

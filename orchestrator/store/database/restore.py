@@ -20,7 +20,7 @@ from orchestrator.store.database.database import is_sqlite, name_of, parse_url, 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A backup file. `identity` is "" in one of a version without identities."""
+    """A checked backup file, with the version of its tables and the identity of its store."""
 
     file: Path
     version: int
@@ -58,8 +58,6 @@ def check_backup(file: Path) -> Backup:
 
 
 def _identity(connection: Connection) -> str:
-    if not inspect(connection).has_table(schema.identity.name):
-        return ""
     return connection.scalar(select(schema.identity.c.name)) or ""
 
 

@@ -27,9 +27,8 @@ from cluster.errors import FleetError
 startup_log = logging.getLogger("orchestrator.store.upgrade")
 """Logger of steps that may take minutes while a store is opened; the client that waits for the server shows them."""
 
-VERSION = 3
+VERSION = 1
 """Number of the newest file in migrations/versions. A store of a newer version is refused."""
-REVISION = f"{VERSION:04d}"
 LAST_CHARACTER = "\U0010ffff"
 """Sorts after every other character."""
 
@@ -43,7 +42,7 @@ schema_version = Table("schema_version", metadata, Column("version", Integer, pr
 """One row, which every version of Polyfleet reads before it changes anything."""
 
 alembic_version = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
-"""One row: the last migration that ran, as Alembic writes it. Absent if no migration has run since version 1."""
+"""One row: the last migration that ran, as Alembic writes it."""
 
 writer = Table("writer", metadata, Column("id", Integer, primary_key=True), Column("token", String(64), nullable=False))
 """One row: token of the server that may write, set when it opens the store. A server that finds another token stops
@@ -153,8 +152,8 @@ removals = Table(
 def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], None]) -> None:
     """Create the tables, or upgrade those of an older version, in the caller's transaction.
 
-    `before_upgrade` is called with the old version before the first change. Raises FleetError, without a change, for a
-    store of a newer Polyfleet and for tables of another program.
+    `before_upgrade` is called with the old version before the first change. Raises FleetError, without a change, for
+    the tables of a newer Polyfleet, of one before 0.1.0 and of another program.
     """
     existing = set(inspect(connection).get_table_names())
     if schema_version.name not in existing:
@@ -162,7 +161,7 @@ def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], 
         create(connection)
     else:
         old_version = version_of(connection, where)
-        if alembic_version.name not in existing or connection.scalar(select(alembic_version.c.version_num)) != REVISION:
+        if old_version < VERSION:
             from orchestrator.store.database import migrations  # Alembic is imported for an upgrade only
 
             startup_log.info("upgrading the tables of %s; this takes minutes for a large store", where)
@@ -177,12 +176,23 @@ def create(connection: Connection) -> None:
     """Create all tables of this version; only the version has rows. Tests compare them with migrated tables."""
     metadata.create_all(connection)
     connection.execute(schema_version.insert().values(version=VERSION))
-    connection.execute(alembic_version.insert().values(version_num=REVISION))
+    connection.execute(alembic_version.insert().values(version_num=revision(VERSION)))
+
+
+def revision(version: int) -> str:
+    """Name of a version in Alembic. Versions before the first release counted without the `v`."""
+    return f"v{version:04d}"
 
 
 def version_of(connection: Connection, where: str) -> int:
-    """Version of a store's tables. Raises FleetError if it is newer than VERSION."""
+    """Version of a store's tables. Raises FleetError if it is newer than VERSION, or from before the first release."""
     version = connection.scalar(select(schema_version.c.version)) or 0
+    has_revision = inspect(connection).has_table(alembic_version.name)
+    if not has_revision or not str(connection.scalar(select(alembic_version.c.version_num))).startswith("v"):
+        raise FleetError(
+            f"{where} was written by a development version before Polyfleet 0.1.0, whose tables are not supported",
+            "set POLYFLEET_HOME to another folder, or name an empty database",
+        )
     if version > VERSION:
         raise FleetError(
             f"{where} was written by a newer Polyfleet: its schema has version {version}; this one reads up to"

@@ -1,11 +1,13 @@
 """A process that upgrades, saves or restores a store is killed as it makes any of its system calls."""
 
+import shutil
 import sys
 from contextlib import closing
 
+import next_version
 import pytest
 from filled_store import BACKUP, RESTORE, fill
-from old_store import OPEN, PLACED, SUBMITTED, copies, is_current, make_old, rows
+from next_version import copies, events_in, is_upgraded
 
 from orchestrator.core.model import Event
 from orchestrator.store.database.backup import backup
@@ -20,22 +22,25 @@ EVENT = Event("j", "started", 1, 1.0)
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "pwrite64", "fdatasync", "unlink"])
-def test_kill_9_at_any_step_leaves_the_old_database_or_the_new_one(tmp_path, kill_at, call):
+def test_kill_9_at_any_step_leaves_the_old_database_or_the_new_one(tmp_path, kill_at, monkeypatch, call):
     """The process is killed as it makes its first, second, third … call of a kind, until it makes no more of them."""
+    with closing(EventStore(f"sqlite:///{tmp_path / 'old.db'}")) as store:
+        fill(store)
+    old, newer = events_in(tmp_path / "old.db"), next_version.write_migrations(tmp_path / "migrations")
     before = after = 0
     for number in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 30, 40, 50, 70, 100, 150, 220, 320, 500):
         path = tmp_path / str(number) / "polyfleet.db"
         path.parent.mkdir()
-        make_old(path)
-        killed = kill_at(call, number, [*OPEN, f"sqlite:///{path}"])
-        old = rows(path)
-        assert old[0] == [(1, 1.0, "old", 0, "submitted", SUBMITTED), (2, 2.0, "old", 1, "placed", PLACED)]
-        before, after = before + (not is_current(path)), after + is_current(path)
-        assert all(rows(copy)[0] == old[0] for copy in copies(path))
-        store = EventStore(f"sqlite:///{path}")
-        assert store.append([EVENT]) == [3]
-        store.close()
-        assert is_current(path) and copies(path) and not list(path.parent.glob(".*.part"))
+        shutil.copyfile(tmp_path / "old.db", path)
+        killed = kill_at(call, number, next_version.open_command(newer, f"sqlite:///{path}"))
+        assert events_in(path) == old
+        before, after = before + (not is_upgraded(path)), after + is_upgraded(path)
+        assert all(events_in(copy) == old for copy in copies(path))
+        with monkeypatch.context() as later:
+            next_version.use(later, newer)
+            with closing(EventStore(f"sqlite:///{path}")) as store:
+                assert store.append([EVENT]) == [11]
+        assert is_upgraded(path) and copies(path) and not list(path.parent.glob(".*.part"))
         if not killed:
             break
     assert not killed and after

@@ -1,23 +1,29 @@
-"""Older databases are brought up to date: all at once or not at all, with a copy kept, and only when it is needed."""
+"""Older databases are upgraded: all at once or not at all, with a copy kept, and only when it is needed."""
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
+import next_version
 import psycopg
 import pytest
-from old_store import FIRST, OPEN, copies, is_current, make_old, rows
+from filled_store import content, fill
+from next_version import copies, events_in, is_upgraded
 from sqlalchemy import create_engine, inspect
 
+from cluster.errors import FleetError
 from orchestrator.core.model import Event
 from orchestrator.home.server_record import STARTUP_LOGGER
 from orchestrator.store.database import database, migrations, schema
 from orchestrator.store.database.backup import backup
 from orchestrator.store.database.restore import restore
-from orchestrator.store.events.idempotency import StoredResponse
+from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.verify import verify
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]
@@ -25,9 +31,21 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def path(tmp_path):
+    """The SQLite database of a store of this version, with five jobs."""
     path = tmp_path / "polyfleet.db"
-    make_old(path)
+    make_store(path)
     return path
+
+
+@pytest.fixture
+def newer(tmp_path):
+    """The migrations of the version after ours."""
+    return next_version.write_migrations(tmp_path / "migrations")
+
+
+def make_store(path):
+    with closing(EventStore(f"sqlite:///{path}")) as store:
+        fill(store)
 
 
 def shape(connection):
@@ -63,94 +81,113 @@ def test_migrations_make_the_tables_that_a_new_database_has(url):
 
 def test_there_is_one_file_for_each_version_and_the_newest_is_ours():
     files = sorted((Path(migrations.__file__).parent / "versions").glob("v*.py"))
-    assert [int(file.name[1:5]) for file in files] == list(range(1, schema.VERSION + 1))
-    for number, file in enumerate(files, 1):
-        assert re.search(r'^revision = "(\d+)"', file.read_text(), re.MULTILINE)[1] == f"{number:04d}"
+    assert [file.name[:5] for file in files] == [schema.revision(n) for n in range(1, schema.VERSION + 1)]
+    for file in files:
+        assert re.search(r'^revision = "(\w+)"', file.read_text(), re.MULTILINE)[1] == file.name[:5]
 
 
-def test_an_older_database_is_brought_up_to_date_and_kept_as_it_was(path, open_at, caplog):
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_database_of_a_version_before_the_first_release_is_refused_and_left_as_it_is(path, open_at, version):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE schema_version SET version = ?", [version])
+        connection.execute("UPDATE alembic_version SET version_num = ?", [f"{version:04d}"])
+        if version == 1:
+            connection.execute("DROP TABLE alembic_version")
+        connection.commit()
+    before = events_in(path)
+    for refused in (open_at, verify, lambda url: restore(url, path)):
+        with pytest.raises(FleetError, match=r"by a development version before Polyfleet 0\.1\.0") as error:
+            refused(f"sqlite:///{path}")
+        assert "POLYFLEET_HOME" in error.value.remedy
+    assert events_in(path) == before and copies(path) == []
+
+
+def test_a_database_of_a_newer_version_is_refused(path, newer, open_at, monkeypatch):
+    with monkeypatch.context() as later:
+        next_version.use(later, newer)
+        open_at(f"sqlite:///{path}").close()
+    with pytest.raises(FleetError, match="by a newer Polyfleet: its schema has version 2; this one reads up to 1"):
+        open_at(f"sqlite:///{path}")
+    assert is_upgraded(path)
+
+
+def test_an_older_database_is_upgraded_and_kept_as_it_was(path, newer, open_at, monkeypatch, caplog):
     caplog.set_level("INFO")
+    before = events_in(path)
+    next_version.use(monkeypatch, newer)
     store = open_at(f"sqlite:///{path}")
-    assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
-    assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
-    assert store.idempotent("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
-    assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
+    assert len(store.jobs.page((), "", None, 9).records) == 5
+    assert store.append([EVENT]) == [11] and store.differences() == []
     store.close()
-    assert is_current(path)
+    assert is_upgraded(path) and events_in(path)[:10] == before
     [copy] = copies(path)
     assert str(copy) in caplog.text
     assert [r.getMessage() for r in caplog.records if r.name == STARTUP_LOGGER] == [
         f"upgrading the tables of {path}; this takes minutes for a large store"
     ]
     assert copy.stat().st_mode & 0o777 == 0o600
-    assert not is_current(copy) and rows(copy)[0] == rows(path)[0][:2]
+    assert not is_upgraded(copy) and events_in(copy) == before
     open_at(f"sqlite:///{path}").close()
     assert copies(path) == [copy]
 
 
-def test_of_the_copies_the_newest_two_are_kept(path, open_at):
+def test_of_the_copies_the_newest_two_are_kept(path, newer, open_at, monkeypatch):
     made = []
     for _ in range(4):
-        open_at(f"sqlite:///{path}").close()
+        with monkeypatch.context() as later:
+            next_version.use(later, newer)
+            open_at(f"sqlite:///{path}").close()
         made += [copy for copy in copies(path) if copy not in made]
         for file in path.parent.glob("polyfleet.db*"):
             file.unlink()
-        make_old(path)
+        make_store(path)
     assert len(made) == 4 and copies(path) == made[2:]
 
 
-def test_an_older_postgresql_is_brought_up_to_date(postgresql_url, postgresql, open_at):
-    postgresql.sql(postgresql_url, *filter(str.strip, FIRST.split(";\n")))
-    store = open_at(postgresql_url)
-    assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
-    assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
-    assert store.idempotent("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
-    assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
-    store.benchmarks.append("run", {"line": "started"})
-    assert postgresql.sql(postgresql_url, "SELECT version_num FROM alembic_version") == [(schema.REVISION,)]
-
-
-@pytest.mark.parametrize("version", range(1, schema.VERSION))
-def test_a_backup_of_each_older_version_is_restored_as_the_database_itself_is_upgraded(url, version, open_at, tmp_path):
-    engine = create_engine(database.parse_url(url))
-    with engine.begin() as connection:
-        migrations.upgrade(connection, f"{version:04d}")
-        connection.exec_driver_sql(f"INSERT INTO schema_version VALUES ({version})")
-        connection.exec_driver_sql(next(statement for statement in FIRST.split(";\n") if "INTO events" in statement))
-    engine.dispose()
+def test_a_backup_of_an_older_version_is_restored_as_the_database_itself_is_upgraded(
+    url, newer, open_at, tmp_path, monkeypatch
+):
+    store = open_at(url)
+    fill(store)
+    before = content(store)
+    store.close()
     backup(url, tmp_path / "old.db")
+    next_version.use(monkeypatch, newer)
     for is_restored in (False, True):
         if is_restored:
-            restore(url, tmp_path / "old.db", replace_other=True)
+            restore(url, tmp_path / "old.db")
         store = open_at(url)
-        assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
-        assert [(r.job.id, str(r.job.state)) for r in store.jobs.page((), "", None, 9).records] == [("old", "STARTING")]
-        assert store.append([EVENT]) == [3] and store.differences() == []
+        assert content(store) == before and len(store.jobs.page((), "", None, 9).records) == 5
+        assert store.append([EVENT]) == [11] and store.differences() == []
         store.close()
 
 
-def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(postgresql_url, postgresql, wait_for, open_at):
-    postgresql.sql(postgresql_url, *filter(str.strip, FIRST.split(";\n")))
+def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(
+    postgresql_url, postgresql, newer, wait_for, open_at
+):
+    store = open_at(postgresql_url)
+    fill(store)
+    before = content(store)
+    store.close()
     name, _, folder = postgresql_url.partition("@/")[2].partition("?host=")
     server = "SELECT wait_event_type FROM pg_stat_activity WHERE application_name = 'polyfleet store'"
     server += " AND datname = current_database()"
     with psycopg.connect(dbname=name, host=folder, user=postgresql.user) as other:
         other.execute("LOCK TABLE schema_version IN SHARE MODE")  # the last thing that an upgrade changes
-        child = subprocess.Popen([*OPEN, postgresql_url], cwd=ROOT)
+        child = subprocess.Popen(next_version.open_command(newer, postgresql_url), cwd=ROOT)
         wait_for(lambda: ("Lock",) in postgresql.sql(postgresql_url, server))
         child.kill()
         child.wait()
     wait_for(lambda: not postgresql.sql(postgresql_url, server))
     tables = {table for (table,) in postgresql.sql(postgresql_url, "SELECT tablename FROM pg_tables")}
-    assert not tables & {"alembic_version", "benchmark_lines", "identity", "jobs"}
-    assert len(open_at(postgresql_url).read(0)) == 2
+    assert "jobs" in tables and "notes" not in tables
+    assert content(open_at(postgresql_url)) == before
 
 
-def test_alembic_is_imported_for_an_upgrade_only(path, tmp_path):
-    code = "import sys; from orchestrator.store.events.event_store import EventStore; EventStore(sys.argv[1]).close();"
-    code += "print('alembic' in sys.modules)"
-    for url, imported in ((tmp_path / "new.db", "False"), (path, "True"), (path, "False")):
-        ran = subprocess.run([sys.executable, "-c", code, f"sqlite:///{url}"], cwd=ROOT, capture_output=True, text=True)
+def test_alembic_is_imported_for_an_upgrade_only(path, newer, tmp_path):
+    for file, imported in ((tmp_path / "new.db", "False"), (path, "True"), (path, "False")):
+        command = next_version.open_command(newer, f"sqlite:///{file}")
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert ran.stdout.strip() == imported, ran.stderr
 
 
@@ -167,4 +204,4 @@ def test_a_wheel_has_the_migrations(tmp_path):
     [wheel] = (tmp_path / "out").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "orchestrator/store/database/migrations/env.py" in names
-    assert "orchestrator/store/database/migrations/versions/v0001_event_log.py" in names
+    assert "orchestrator/store/database/migrations/versions/v0001_first_release.py" in names

@@ -1,6 +1,6 @@
 """Schema migrations, one file each in versions/, which Alembic runs when an older database is opened.
 
-To add one, change schema.py and increase its VERSION; write versions/vNNNN_what.py with `revision = "NNNN"`, the
+To add one, change schema.py and increase its VERSION; write versions/vNNNN_what.py with `revision = "vNNNN"`, the
 previous one as `down_revision`, and `upgrade()`, which uses `alembic.op` and the tables of that version, never
 schema.py.
 """
