@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from orchestrator.core.jobs.fold import apply, submitted
 from orchestrator.core.model import Event
 from orchestrator.spec.job_spec import parse_job
-from orchestrator.store.database.bulk_insert import insert_rows
+from orchestrator.store.database.database import insert_rows
 from orchestrator.store.database.schema import events, jobs
 from orchestrator.store.events.event_store import EventStore
 from orchestrator.store.rows import job_rows, record_codec

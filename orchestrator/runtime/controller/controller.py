@@ -39,7 +39,7 @@ from orchestrator.runtime.controller.step_batch import CYCLE_S, StepBatch
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.runtime.logs.log_preservation import LogPreservation
 from orchestrator.spec import installed_policies, node_groups
-from orchestrator.store.events import origin
+from orchestrator.store.events.database_setting import is_other_database
 from orchestrator.store.events.event_store import EventStore
 
 log = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ class ControllerThread(threading.Thread):
         Retried later if the disk is full.
         """
         try:
-            self.database_replaced = origin.is_other_database(home(), fleet.address, self._store.identity)
+            self.database_replaced = is_other_database(home(), fleet.address, self._store.identity)
             self._compared_address = fleet.address
         except OSError as e:
             log.warning("the identity of the fleet's database could not be saved; it will be retried: %s", e)

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
+from sqlalchemy import URL, Connection, Dialect, Engine, Row, Select, Table, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
 from sqlalchemy.pool import QueuePool
 
@@ -199,3 +200,18 @@ def translate_error(error: DBAPIError, url: URL) -> FleetError:
 
 def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path.absolute()}"
+
+
+def insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Insert rows with the same columns. It takes half the time of `execute(table.insert(), rows)`, because SQLAlchemy
+    processes every value of every row.
+    """
+    statement, names = _insert(table, connection.dialect, tuple(rows[0]))
+    connection.exec_driver_sql(statement, [tuple(row[name] for name in names) for row in rows] if names else rows)
+
+
+@cache
+def _insert(table: Table, dialect: Dialect, columns: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """(statement for the driver, columns in its order, or none if the driver takes them by name)"""
+    compiled: Any = table.insert().inline().compile(dialect=dialect, column_keys=columns)
+    return str(compiled), tuple(compiled.positiontup or ())

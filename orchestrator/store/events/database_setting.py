@@ -1,8 +1,10 @@
 """Setting of a home's database: POLYFLEET_DATABASE_URL, else the home's file `database-url`, else a SQLite file.
+It also records with which database a fleet was started: an emptied or replaced one does not know the fleet's jobs.
 
 It imports SQLAlchemy only if needed, because every start of the command line runs this module.
 """
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 VARIABLE = "POLYFLEET_DATABASE_URL"
 FILE = "database-url"
 SQLITE = "polyfleet.db"
+ORIGIN_FILE = "fleet-store.json"
 
 
 def database_url(home: Path) -> str:
@@ -71,6 +74,19 @@ def strip_password(url: str) -> str:
             f"set {VARIABLE}, or write the password into ~/.pgpass",
         )
     return url
+
+
+def is_other_database(home: Path, fleet: str, identity: str) -> bool:
+    """Return whether the fleet was started with another database. For a new fleet, record this one."""
+    path = home / ORIGIN_FILE
+    try:
+        recorded = json.loads(path.read_text())
+        if recorded["fleet"] == fleet:
+            return bool(recorded["store"] != identity)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # no record yet, or an incomplete one after a full disk: record this database
+    write_private(path, json.dumps({"fleet": fleet, "store": identity}))
+    return False
 
 
 def _read_file(home: Path) -> str:

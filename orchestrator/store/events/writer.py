@@ -13,8 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, select
 
 from cluster.errors import FleetError
-from orchestrator.store.database.bulk_insert import insert_rows
-from orchestrator.store.database.database import RECONNECT_PAUSE_S, RECONNECT_S, ConnectionLost, Database
+from orchestrator.store.database.database import RECONNECT_PAUSE_S, RECONNECT_S, ConnectionLost, Database, insert_rows
 from orchestrator.store.database.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.database.schema import writer as writers
 from orchestrator.store.events.unit_of_work import Row, StoreBusy, UnitOfWork, committed_result, wait_committed

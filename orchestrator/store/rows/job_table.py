@@ -6,20 +6,17 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, select, union_all
 
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.states import State
-from orchestrator.store.database.bulk_insert import insert_rows
+from orchestrator.store.database.database import Database, insert_rows
 from orchestrator.store.database.schema import LAST_CHARACTER, jobs, removals, reports, startup_log
 from orchestrator.store.rows import job_rows, record_codec
 from orchestrator.store.rows.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, text_or_unknown
 from orchestrator.store.rows.job_cache import Batch, JobCache
-
-if TYPE_CHECKING:
-    from orchestrator.store.database.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +70,7 @@ class JobTable:
     trusted, with the reason. Rows of events above `acknowledged` may still be removed, so readers do not get them.
     """
 
-    def __init__(self, database: "Database", ledger: JobCache, damage: DamageList):
+    def __init__(self, database: Database, ledger: JobCache, damage: DamageList):
         self._database, self._cache, self._damage = database, ledger, damage
         self.damaged: dict[str, str] = {}
         self.acknowledged = 0
@@ -84,7 +81,7 @@ class JobTable:
 
     def load(self, connection: Connection) -> None:
         """Load open jobs into memory. A row that cannot be read is rebuilt from its events; so are all rows if there
-        are none, because a database of an older version has only events.
+        are none, because a migration may delete them.
         """
         if not connection.scalar(select(exists(select(jobs.c.number)))):
             job_rows.rebuild(connection, self._damage)

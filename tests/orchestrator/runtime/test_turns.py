@@ -16,7 +16,7 @@ from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.pending_request import PendingRequest
 from orchestrator.runtime.controller.step_batch import StepBatch
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.store.events import origin
+from orchestrator.store.events import database_setting
 from orchestrator.store.events.event_store import EventStore
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
@@ -91,10 +91,12 @@ def test_a_record_that_cannot_be_read_is_told_and_what_was_read_last_counts(live
 
 def test_a_full_disk_at_the_first_join_keeps_no_job_waiting(servers, monkeypatch, wait_for):
     start, fleet = servers
-    monkeypatch.setattr(origin, "write_private", failing(origin.write_private, lambda: True, errno.ENOSPC))
+    monkeypatch.setattr(
+        database_setting, "write_private", failing(database_setting.write_private, lambda: True, errno.ENOSPC)
+    )
     service = start()
     fleet.wait_until_known(service)
-    assert origin.write_private.failed.is_set()
+    assert database_setting.write_private.failed.is_set()
     job = service.submit(TRUE, "", "")["id"]
     wait_for(lambda: service.job(job)["state"] == "SUCCEEDED")
 

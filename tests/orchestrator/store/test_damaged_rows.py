@@ -9,7 +9,7 @@ from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import State
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.store.events import origin
+from orchestrator.store.events import database_setting
 from orchestrator.store.events.event_store import EventStore
 from orchestrator.store.events.idempotency import StoredResponse
 
@@ -195,13 +195,13 @@ def test_a_database_has_a_name_that_a_copy_keeps_and_a_new_one_has_not(reopened,
 
 
 def test_a_fleet_remembers_the_database_it_began_with(tmp_path):
-    assert not origin.is_other_database(tmp_path, "127.0.0.1:1", "a")
-    assert not origin.is_other_database(tmp_path, "127.0.0.1:1", "a")
-    assert origin.is_other_database(tmp_path, "127.0.0.1:1", "b")
-    assert not origin.is_other_database(tmp_path, "127.0.0.1:2", "b")
-    (tmp_path / origin.FILE).write_text("[")
-    assert not origin.is_other_database(tmp_path, "127.0.0.1:2", "b")
-    assert origin.is_other_database(tmp_path, "127.0.0.1:2", "c")
+    assert not database_setting.is_other_database(tmp_path, "127.0.0.1:1", "a")
+    assert not database_setting.is_other_database(tmp_path, "127.0.0.1:1", "a")
+    assert database_setting.is_other_database(tmp_path, "127.0.0.1:1", "b")
+    assert not database_setting.is_other_database(tmp_path, "127.0.0.1:2", "b")
+    (tmp_path / database_setting.ORIGIN_FILE).write_text("[")
+    assert not database_setting.is_other_database(tmp_path, "127.0.0.1:2", "b")
+    assert database_setting.is_other_database(tmp_path, "127.0.0.1:2", "c")
 
 
 def test_a_failed_write_is_told_until_one_succeeds(reopened, file):
