@@ -71,7 +71,7 @@ class NodeFacts:
     `versions` has python, ray, torch, … of its environment, read without importing torch.
     `storage` is its pool's checkpoint folder; nodes with one `storage_id` share the folder, "" means unknown.
     `neighbours` are the other pools whose checkpoints it can read.
-    `agent_created` is when the process `agent_pid` started, as cluster.host.processes reads it; "" from an older agent.
+    `agent_created` is when the process `agent_pid` started, as cluster.host.processes reads it.
     `use` lists the accelerators whose load can be read without opening them.
     `data` lists the jobs' data cached on the node (cluster/host/content_cache.py), by the first 16 digits of the hashes
     of its content and of its source.

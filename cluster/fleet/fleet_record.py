@@ -44,10 +44,6 @@ class NodeProcess:
         return ProcessId(self.pid, self.created)
 
 
-OLD_KEYS = {"before": "previous_temp_dir", "found": "accelerator_counts", "left_out": "skipped_pools"}
-"""Former names of fields: an older version may have written the record of a fleet that is still up."""
-
-
 @dataclass(frozen=True, slots=True)
 class HostRecord:
     """A machine that this fleet reaches over SSH.
@@ -166,16 +162,11 @@ def read() -> FleetRecord | None:
     """
     check_owner(home())
     try:
-        return from_plain(FleetRecord, _renamed(json.loads(path().read_text())))
+        return from_plain(FleetRecord, json.loads(path().read_text()))
     except FileNotFoundError:
         return None
     except (ValueError, UserError, RecursionError) as e:
         raise DamagedRecord(str(path()), str(e).splitlines()[0]) from None
-
-
-def _renamed(data: Any) -> Any:
-    """Return `data` with the current keys: an older version may have started the fleet that is up."""
-    return {OLD_KEYS.get(key, key): value for key, value in data.items()} if isinstance(data, dict) else data
 
 
 def write(record: FleetRecord) -> None:

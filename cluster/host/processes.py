@@ -24,7 +24,7 @@ from cluster.paths import open_private
 LINUX = sys.platform == "linux"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAME_START_S = 1.0
-"""Tolerance between two readings of a start time in epoch seconds, on systems and in older records without ticks."""
+"""Tolerance between two readings of a start time in epoch seconds, on systems without ticks."""
 PRIVATE_UMASK = 0o077
 KILL_TIMEOUT_S = 10.0
 
@@ -33,7 +33,7 @@ KILL_TIMEOUT_S = 10.0
 class ProcessId:
     """A process.
 
-    `created` is its start time from `start_of`; records of older versions have epoch seconds.
+    `created` is its start time from `start_of`.
     """
 
     pid: int

@@ -268,11 +268,8 @@ def remove_temp_dir(folder: Path) -> None:
 
 
 def _temporary_folder_of(cwd: Path) -> Path | None:
-    """Return the fleet's folder that is, or is above, a process's working folder.
-
-    In older versions nodes worked in the fleet's folder itself.
-    """
-    return next((folder for folder in (cwd, *cwd.parents) if folder.name.startswith(FOLDER_PREFIX)), None)
+    """Return the fleet's folder above a process's working folder."""
+    return next((folder for folder in cwd.parents if folder.name.startswith(FOLDER_PREFIX)), None)
 
 
 def _ray_processes() -> Iterator[tuple[ProcessId, Path]]:

@@ -39,15 +39,13 @@ def summarize(lines: Iterable[Data]) -> Data:
     for summary in summaries.values():
         summary["time_s"] = _time_s(summary, summaries)
     _limits(summaries, targets)
-    listed = [summaries[line["id"]] for line in lines_by_id.values()]
     return {
         "schema": SCHEMA,
         "run": header.get("run", ""),
         "request": header.get("request", {}),
         "targets": [{"target": name, **targets[name]} for name in sorted(targets, key=lambda n: order.get(n, 0))],
         "lost": {line["target"]: line["reason"] for line in lines if line["line"] == "lost"},
-        "results": listed,
-        "cells": listed,  # the former name, for scripts that read it
+        "results": [summaries[line["id"]] for line in lines_by_id.values()],
         "hosts": _hosts(lines_by_id.values()),
         "state": footer["state"] if footer else "RUNNING",
         "reason": footer["reason"] if footer else "",

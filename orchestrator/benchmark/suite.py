@@ -65,9 +65,7 @@ class BenchmarkRequest(BaseModel):
         return self
 
     def to_plain(self) -> Data:
-        """Convert to plain data. `kernels` is left out if empty, so that requests equal those of older versions."""
-        plain = self.model_dump(mode="json")
-        return plain if self.kernels else {name: value for name, value in plain.items() if name != "kernels"}
+        return self.model_dump(mode="json")
 
 
 @dataclass(frozen=True, slots=True)

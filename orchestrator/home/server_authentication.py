@@ -39,7 +39,7 @@ def verify_server(stream: Stream, port: int, token: str) -> bool:
 
 
 def _read_proof(stream: Stream) -> str:
-    """The proof in the response; "" if there is none, e.g. from an older or another kind of server."""
+    """The proof in the response; "" if there is none, e.g. from another kind of server."""
     data, deadline = b"", time.monotonic() + TIMEOUT_S
     while not (head := re.match(rb"HTTP/1\.1 200 .*?content-length: (\d{1,4})\r\n.*?\r\n\r\n", data, re.S | re.I)) or (
         len(data) < head.end() + int(head[1])

@@ -27,7 +27,7 @@ class ServerRecord:
     """Content of server.json. `created` is the process's start as in ProcessId: a reused pid has another one.
     `started_at` is ISO 8601, UTC.
 
-    `port` 0: no TCP port. `socket` "": a server of an earlier version, without a Unix socket.
+    `port` 0: no TCP port.
     """
 
     pid: int
@@ -35,7 +35,7 @@ class ServerRecord:
     port: int
     version: str
     started_at: str
-    socket: str = ""
+    socket: str
 
     @property
     def url(self) -> str:
@@ -45,7 +45,7 @@ class ServerRecord:
     @property
     def address(self) -> str:
         """Address for clients of this machine."""
-        return f"{UNIX}{self.socket}" if self.socket else self.url
+        return f"{UNIX}{self.socket}"
 
     @property
     def process(self) -> ProcessId:

@@ -16,8 +16,8 @@ class BenchmarkRequestView(TypedDict):
     precisions: list[Literal["fp32", "bf16", "fp16"]]
     levels: list[Literal["O0", "O1", "O2", "O3"]]
     regimes: list[Literal["hot", "cold"]]
-    kernels: NotRequired[list[str]]
-    """Implementations of operations; the others are compared with the first. Absent if none was requested."""
+    kernels: list[str]
+    """Implementations of operations; the others are compared with the first."""
     rounds: int
     """Minimum rounds of each case; 0: chosen from the number of comparisons."""
     max_rounds: int

@@ -101,7 +101,7 @@ class NodeFactsView(TypedDict, total=False):
     """Other pools whose checkpoints it can read."""
     findings: list[NodeFindingView]
     agent_created: str | float
-    """When the process `agent_pid` started; empty from an older agent."""
+    """When the process `agent_pid` started."""
     notice: NoticeView | None
     storage_id: str
     """Nodes with the same one share the storage; empty if unknown."""

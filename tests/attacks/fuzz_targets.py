@@ -315,7 +315,7 @@ def _fleet_records() -> list[bytes]:
     told = {
         "name": "local", "state": "up", "address": "127.0.0.1:6379", "version": "0.1.0", "started_s": 1.0,
         "token_path": "/t", "temp_dir": "/tmp/x", "loopback": True, "processes": [node], "pools": {"cpu": {}},
-        "left_out": [["x", "y"]],
+        "skipped_pools": [["x", "y"]],
     }  # fmt: skip
     return [json.dumps(told).encode()]
 
@@ -327,7 +327,8 @@ def _fleet_record(data: bytes, folder: Path) -> object:
 
 
 def _server_records() -> list[bytes]:
-    return [b'{"pid": 12, "created": 1.5, "port": 8000, "version": "0.1.0", "started_at": "2026-11-20T23:14:53Z"}']
+    told = {"pid": 12, "created": 1.5, "port": 8000, "version": "0.1.0", "started_at": "2026-11-20", "socket": "/s"}
+    return [json.dumps(told).encode()]
 
 
 def _server_record(data: bytes, folder: Path) -> object:

@@ -87,7 +87,7 @@ def test_a_node_that_is_sent_it_all_the_same_tells_the_users_mistake(tmp_path, w
 
 
 @pytest.mark.parametrize("what", CORRUPT)
-def test_an_archive_kept_by_an_older_server_is_refused_at_submit(uploaded, tmp_path, what):
+def test_an_archive_whose_names_were_lost_is_refused_at_submit(uploaded, tmp_path, what):
     """Names are read at submit: whatever is wrong with the directory is the user's error there, too."""
     data = CORRUPT[what]
     (tmp_path / "uploaded" / f"{hashlib.sha256(data).hexdigest()}.zip").write_bytes(data)

@@ -74,7 +74,7 @@ def connect(folder: AttemptFolder) -> socket.socket:
         line.close()
         raise Conflict(
             f"attempt {folder.path.name} does not accept commands: {e.strerror or e}",
-            "it is starting or ending, or was started by an older version; `polyfleet show` shows its state",
+            "it is starting or ending; `polyfleet show` shows its state",
         ) from None
     return line
 

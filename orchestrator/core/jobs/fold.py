@@ -189,23 +189,8 @@ def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
 
 
 def _submitted(event: Event) -> Record:
-    spec = event.data.get("spec", {})
-    job = from_plain(Job, {**_legacy_fields(spec, event.data), **event.data["job"], "number": event.seq})
+    job = from_plain(Job, {**event.data["job"], "number": event.seq})
     return Record(job, "submitted", seq=event.seq)
-
-
-def _legacy_fields(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """Return fields that logs of 0.1 have only in or beside the spec. Fields of the job itself take precedence."""
-    checkpoint = spec.get("checkpoint", {})
-    fields = {
-        "entry": spec.get("entry"),
-        "seed": spec.get("seed"),
-        "secrets": spec.get("secrets"),
-        "package": data.get("package"),
-        "keep_checkpoints": checkpoint.get("keep"),
-        "resume_from": checkpoint.get("resume_from"),
-    }
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _noted(record: Record, event: Event) -> Record:

@@ -195,9 +195,7 @@ def _targets_of(summary: Data) -> list[Data]:
     start_line = summary["started"]
     if summary["targets"]:
         return list(summary["targets"]["targets"])
-    if "targets" in start_line:  # stored by a version that chose nodes before it submitted
-        return list(start_line["targets"])
-    jobs = [job["wanted"] for job in start_line["jobs"]]
+    jobs = [job["wanted"] for job in start_line.get("jobs", ())]  # absent if a later version stored the run
     return [
         {"target": w["name"], "job": "", "kind": w["kind"], "pool": ", ".join(w["pools"]), "node": w["node"]}
         for w in jobs

@@ -46,7 +46,7 @@ class ServerCodeArchives:
             return archive_unpack.ArchiveContents([], "")
         self._uses.touch(sha)
         archive = self.path(sha)
-        if (record := self._read_listing(sha)) is None:  # stored by an older version
+        if (record := self._read_listing(sha)) is None:  # its file of names was lost or damaged
             self._write_listing(sha, archive)
             record = self._read_listing(sha) or {}
         return archive_unpack.ArchiveContents(**record["contents"])
@@ -80,7 +80,7 @@ class ServerCodeArchives:
         write_private(self._listing_path(sha), json.dumps(record))
 
     def _read_listing(self, sha: str) -> dict[str, Any] | None:
-        """The stored "bytes" and "contents" of an archive; None if missing or from an older version."""
+        """The stored "bytes" and "contents" of an archive; None if missing or damaged."""
         try:
             record = json.loads(self._listing_path(sha).read_text())
         except (FileNotFoundError, ValueError):

@@ -70,7 +70,7 @@ def test_a_step_of_the_clock_makes_no_process_another(tmp_path: Path):
     assert said.stdout.split() == ["-3600.0", "True", "True"], said.stderr
 
 
-def test_a_record_of_an_older_version_holds_epoch_seconds(tmp_path: Path):
+def test_where_the_system_has_no_ticks_a_process_starts_at_epoch_seconds(tmp_path: Path):
     process = sleeper(tmp_path)
     created_s = psutil.Process(process.pid).create_time()
     assert is_alive(ProcessId(process.pid, created_s)) and not is_alive(ProcessId(process.pid, created_s - 60))

@@ -46,7 +46,7 @@ def test_a_client_that_was_closed_says_so(live):
 
 def test_a_server_of_another_version_is_named_with_the_remedy(live):
     own = identify(os.getpid())
-    server_record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026"))
+    server_record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026", str(live.socket)))
     with pytest.raises(UserError, match=r"has version 9\.9\.9, this command has version .*polyfleet server stop"):
         http.connect(start=False)
 

@@ -180,13 +180,6 @@ def test_an_attempt_keeps_how_its_command_was_launched_also_when_the_job_moves(w
     assert story(w, ("placed", 1, place())).attempts[0].launch == "node", "what older logs say nothing of"
 
 
-def test_what_older_logs_keep_in_the_spec_or_beside_it_is_read_from_there(w):
-    event = submitted(w.job("j"), {"entry": "t.py", "seed": 3, "checkpoint": {"keep": 5}}, 1.0)
-    job = {k: v for k, v in event.data["job"].items() if k not in ("entry", "seed", "keep_checkpoints", "package")}
-    [record] = fold([replace(event, data=event.data | {"job": job, "package": "abc"}, seq=4)]).values()
-    assert record.job == replace(w.job("j"), entry="t.py", seed=3, keep_checkpoints=5, package="abc", number=4)
-
-
 def test_an_epoch_that_a_node_has_seen_is_never_used_again(w):
     record = story(w, ("placed", 1, place()), ("interrupted", 1, {}), ("overtaken", 1, {"node": "a", "seen": 5}))
     assert (record.job.next_epoch, record.job.overtaken) == (6, True)

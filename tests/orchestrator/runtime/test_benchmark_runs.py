@@ -88,9 +88,11 @@ def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(sto
     columns = [
         {"target": name, "job": job, "number": 0} for name, job in (("cpu", "j-1"), ("cpu.1", "j-1"), ("x", "j-2"))
     ]
-    begun = {"line": "started", "run": "bench-1", "request": {"cases": ["of another version"]}, "targets": columns}
-    lines.append("bench-1", begun | {"code_archive": ""})
-    lines.append("bench-2", begun | {"run": "bench-2", "request": REQUEST, "targets": columns[:1], "code_archive": ""})
+    begun = {"line": "started", "run": "bench-1", "request": {"cases": ["of another version"]}, "code_archive": ""}
+    lines.append("bench-1", begun)
+    lines.append("bench-1", {"line": "targets", "targets": columns})
+    lines.append("bench-2", begun | {"run": "bench-2", "request": REQUEST})
+    lines.append("bench-2", {"line": "targets", "targets": columns[:1]})
 
     def cancel(job):
         fleet.cancelled.append(job)

@@ -115,7 +115,7 @@ def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_si
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         home.mkdir()
         own = identify(bystander.pid)
-        server_record.write(home, ServerRecord(own.pid, f"{own.created}0", 1, "0", "2026"))
+        server_record.write(home, ServerRecord(own.pid, f"{own.created}0", 1, "0", "2026", str(home / "server.sock")))
         assert daemon.find_server(home) is None
         assert daemon.stop_server(home) is False
         assert start(home).pid != bystander.pid
