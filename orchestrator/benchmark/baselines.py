@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cluster.errors import NotFound
-from orchestrator.benchmark.benchmark_format import FORMAT
+from orchestrator.benchmark.results import LINE_FORMAT
 
 Data = dict[str, Any]
 
@@ -44,7 +44,14 @@ def choose(baselines: Iterable[Iterable[Data]], run: Iterable[Data]) -> list[Dat
             "make a run the baseline with `polyfleet benchmark baseline RUN`, or use --against RUN",
         )
     names = dict.fromkeys(_name(lines) for lines in lines_by_kind.values())
-    header = {"line": "started", "format": FORMAT, "run": ", ".join(names), "request": {}, "targets": [], "time": 0.0}
+    header = {
+        "line": "started",
+        "format": LINE_FORMAT,
+        "run": ", ".join(names),
+        "request": {},
+        "targets": [],
+        "time": 0.0,
+    }
     return [header, *(line for kind, lines in lines_by_kind.items() for line in _of_kind(lines, kind))]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.errors import FleetError, UserError
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.benchmark_format import FORMAT
+from orchestrator.benchmark.results import LINE_FORMAT
 from orchestrator.benchmark.round_runner import RoundRunner, SessionEnded, TargetLost
 from workers.benchmark.session_server import request
 
@@ -124,7 +124,7 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
         lines.append(
             {
                 "line": "started",
-                "format": FORMAT,
+                "format": LINE_FORMAT,
                 "run": f"here-{int(started_s)}",
                 "request": benchmark.to_plain(),
                 "targets": descriptions,

@@ -17,6 +17,8 @@ from workers.benchmark.host import classify
 from workers.measurement import statistics
 
 SCHEMA = 2
+LINE_FORMAT = 2
+"""Format of the lines of a run: docs/benchmark-format.md."""
 MEASURED = "measured"
 Data = dict[str, Any]
 

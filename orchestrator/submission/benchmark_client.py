@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import NotFound, UserError
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.benchmark_format import in_current_format
 from orchestrator.code_archives import code_archive
 from orchestrator.spec import entry_check
 
@@ -83,5 +82,5 @@ def read_lines(path: Path) -> list[Data]:
                 f"{path}:{number} is not a line of a benchmark run",
                 "give a file in which each line is a JSON object with the key `line`",
             )
-        lines.append(in_current_format(parsed))
+        lines.append(parsed)
     return lines

@@ -32,17 +32,14 @@ class StartedLine(StoredLine):
     """A run was started."""
 
     line: Literal["started"]
-    format: NotRequired[int]
-    """Absent in format 1."""
+    format: int
     run: str
     request: BenchmarkRequestView
     code_archive: NotRequired[str]
     content_sha: NotRequired[str]
     digest: NotRequired[str]
     """Hash of the request: a repeated request with the same key must have the same one."""
-    jobs: NotRequired[list[RequestedJob]]
-    targets: NotRequired[list[TargetView]]
-    """In runs of earlier versions, instead of `jobs`."""
+    jobs: list[RequestedJob]
 
 
 class TargetsLine(StoredLine):

@@ -16,7 +16,7 @@ from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserE
 from cluster.input.archive_unpack import ArchiveContents
 from cluster.serialization import to_plain
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.benchmark_format import FORMAT
+from orchestrator.benchmark.results import LINE_FORMAT
 from orchestrator.core.controller.nodes import device_groups
 from orchestrator.core.model import Devices
 from orchestrator.runtime.agents.agents import Agents
@@ -90,7 +90,7 @@ class Benchmarks:
             ]
             folder = {"code_archive": code_archive, "content_sha": self._contents(code_archive).content_sha}
             fields = {"request": request.to_plain(), **folder, "digest": digest}
-            start_line: Data = {"line": "started", "format": FORMAT, "run": run, **fields, "jobs": jobs}
+            start_line: Data = {"line": "started", "format": LINE_FORMAT, "run": run, **fields, "jobs": jobs}
             run_thread = Run(start_line, self._shared)
             self._lines.append(run, start_line)
             self._submit(run_thread)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, func, select
 
-from orchestrator.benchmark.benchmark_format import OLD_LINES, in_current_format
 from orchestrator.store.database.schema import benchmark_lines as table
 from orchestrator.store.events.unit_of_work import UnitOfWork
 from orchestrator.store.rows.codec import encode
@@ -46,7 +45,7 @@ class BenchmarkLines:
 
     def _line(self, row: Row[Any]) -> Data | None:
         try:
-            return in_current_format(data_of(row.data))
+            return data_of(row.data)
         except DamagedDataError as e:
             self._damage.add(
                 DamagedRow("benchmark_lines", row.seq, text_or_unknown(row.run), text_or_unknown(row.line), str(e))
@@ -57,11 +56,7 @@ class BenchmarkLines:
         """Number of results of every run; cached in memory, since the planner reads it twice a second."""
         with self._lock:
             if self._counts is None:
-                counts = (
-                    select(table.c.run, func.count())
-                    .where(table.c.line.in_(("result", OLD_LINES["result"])))
-                    .group_by(table.c.run)
-                )
+                counts = select(table.c.run, func.count()).where(table.c.line == "result").group_by(table.c.run)
                 with self._database.reading() as connection:
                     self._counts = {row[0]: row[1] for row in connection.execute(counts)}
             return dict(self._counts)
@@ -69,11 +64,7 @@ class BenchmarkLines:
     def runs(self) -> list[Data]:
         """All runs, oldest first: {"run", "started": line, "targets", "ended", "baseline": the last such line or None,
         "results": number of results}."""
-        ends = (
-            select(table)
-            .where(table.c.line.in_((*RUN_LINES, *(OLD_LINES[kind] for kind in RUN_LINES if kind in OLD_LINES))))
-            .order_by(table.c.seq)
-        )
+        ends = select(table).where(table.c.line.in_(RUN_LINES)).order_by(table.c.seq)
         result_counts = self.result_counts()
         by_run: dict[str, Data] = {}
         with self._database.reading() as connection:
