@@ -83,8 +83,8 @@ class Transport:
         return False
 
     def _check_peer(self, event: str, info: Data) -> None:
-        """Trace callback of httpcore, called at each step of a request. Checks the other end of a new connection before
-        anything is sent to it. Raises ServerUnreachable.
+        """Callback of httpx's request extension `trace`, called at each step of a request (decision 0026). Checks the
+        other end of a new connection before anything is sent to it. Raises ServerUnreachable.
         """
         if event not in ("connection.connect_unix_socket.complete", "connection.connect_tcp.complete"):
             return
