@@ -17,7 +17,7 @@ from cluster.errors import SpecError, UserError
 from cluster.fleet import engine_spec as engines
 from cluster.fleet.fleet_spec_fields import Count, Name, Text, folder_field, labels_field, variables_field
 from cluster.fleet.host_spec import HeadSpec, Hosts, HostSpec, SSHSpec
-from cluster.fleet.policies import PolicySpec
+from cluster.fleet.policies import SchedulerSpec, removed_form_error
 from cluster.fleet.projects import Projects
 from cluster.input.strict_yaml import MAX_BYTES, load
 from cluster.input.validation_errors import WrongValueError, prefix_field, validate_model
@@ -70,6 +70,13 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
         """Set the default environment of hosts: the lock, as `current` is the Python of this machine."""
         if isinstance(data, dict) and data.get("hosts") and not data.get("environment"):
             return {**data, "environment": {"lock": "main"}}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _policy_is_in_scheduler(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "policy" in data:
+            raise removed_form_error(data["policy"])
         return data
 
     @model_validator(mode="after")
@@ -176,8 +183,8 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
     )
     head: HeadSpec = Field(default=HeadSpec(), description="Address of Ray's head, for a fleet with hosts")
     ssh: SSHSpec = Field(default=SSHSpec(), description="SSH settings of the hosts of all pools")
-    policy: PolicySpec = Field(
-        default=PolicySpec(), description="Scheduling policy: a name, or a mapping with settings"
+    scheduler: SchedulerSpec = Field(
+        default=SchedulerSpec(), description="Policy that orders jobs of the same priority, and its settings"
     )
     projects: Projects = Field(default_factory=dict, description="Quotas by project, for jobs with `project`")
     kubernetes: engines.KubernetesFleet | None = Field(default=None, description="Settings for `render kuberay`")
@@ -185,6 +192,13 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
         default=None, description="Settings for `render ray-autoscaler`"
     )
     slurm: engines.SlurmFleet | None = Field(default=None, description="Settings for `render slurm`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _policy_is_in_scheduler(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "policy" in data:
+            raise removed_form_error(data["policy"])
+        return data
 
     @model_validator(mode="after")
     def _check_hosts(self) -> "FleetSpec":

@@ -1,4 +1,4 @@
-"""Scheduling policy of a fleet file: the name of a built-in or an installed policy, and its settings."""
+"""Scheduler of a fleet file: the name of a built-in or an installed policy, and its settings."""
 
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster.errors import UserError, nearest
-from cluster.input.validation_errors import prefix_field
+from cluster.input.validation_errors import WrongValueError, prefix_field
 
 GROUP = "polyfleet.policies"
 """Entry-point group of installed policies, NAME = module:function; see docs/guides/policies.md."""
@@ -25,10 +25,10 @@ def _check_name(name: str) -> str:
     return name
 
 
-class PolicySpec(BaseModel, extra="forbid", frozen=True):
-    """Policy that orders jobs of the same priority."""
+class SchedulerSpec(BaseModel, extra="forbid", frozen=True):
+    """Policy that orders jobs of the same priority, and its settings."""
 
-    name: Annotated[str, AfterValidator(lambda name: prefix_field(_check_name, name))] = Field(
+    policy: Annotated[str, AfterValidator(lambda name: prefix_field(_check_name, name))] = Field(
         default=BUILTIN[0], description=f"{', '.join(BUILTIN)}, or the name of an installed policy"
     )
     every_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = Field(
@@ -46,5 +46,20 @@ class PolicySpec(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, data: Any) -> Any:
-        return {"name": data} if isinstance(data, str) else data
+    def _is_mapping(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            raise WrongValueError(f"must be a mapping, got {data[:60]!r}", f"write {{policy: {data[:60]}}}")
+        return data
+
+    def settings(self) -> dict[str, Any]:
+        """Return the policy's name and settings for the fleet's record, as fields of orchestrator/core/policy.py."""
+        return {"name": self.policy, **self.model_dump(mode="json", exclude={"policy"})}
+
+
+def removed_form_error(written: Any) -> WrongValueError:
+    """Return the error for the former key `policy` of a fleet file, a name or a mapping, with what to write instead."""
+    settings = {"policy": written} if isinstance(written, str) else {}
+    if isinstance(written, dict):
+        settings = {"policy" if name == "name" else str(name): value for name, value in written.items()}
+    text = ", ".join(f"{name}: {value!s:.60}" for name, value in settings.items()) or f"policy: {BUILTIN[0]}"
+    return WrongValueError("is now a field of `scheduler`", f"write scheduler: {{{text}}}", field="policy")

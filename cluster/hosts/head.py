@@ -112,7 +112,7 @@ def _new_record(spec: FleetSpec) -> FleetRecord:
         tls_dir=str(home() / "tls"),
         head_spec=spec.head.model_dump(mode="json"),
         ssh_spec=spec.ssh.model_dump(mode="json"),
-        policy_spec=spec.policy.model_dump(mode="json"),
+        policy_spec=spec.scheduler.settings(),
         projects=embedded.plain_projects(spec),
     )
 

@@ -68,7 +68,7 @@ def up(
         if current is None or current.is_headless:
             interpreters.make_all()
         if current is not None:
-            policy = spec.policy.model_dump(mode="json")
+            policy = spec.scheduler.settings()
             updated = replace(
                 current, accelerator_counts=dict(accelerators), pools=plain_pools(spec), policy_spec=policy
             )
@@ -142,7 +142,7 @@ def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None
             record = replace(record, processes=current.processes, joined_dir=current.joined_dir)
             record = replace(record, name=current.name, pools=current.pools, policy_spec=current.policy_spec)
         if spec is not None:
-            policy = spec.policy.model_dump(mode="json")
+            policy = spec.scheduler.settings()
             record = replace(record, name=spec.name, pools=plain_pools(spec), policy_spec=policy)
         fleet_record.write(record)
         progress(f"using the Ray cluster at {address}")
@@ -312,7 +312,7 @@ def _new_record(
         tls_dir=_certificates(spec),
         head_spec=spec.head.model_dump(mode="json"),
         ssh_spec=spec.ssh.model_dump(mode="json"),
-        policy_spec=spec.policy.model_dump(mode="json"),
+        policy_spec=spec.scheduler.settings(),
         projects=plain_projects(spec),
     )
     try:

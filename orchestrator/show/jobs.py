@@ -202,6 +202,7 @@ def plan(explanation: Data) -> TableStack:
             table,
             *(["", escape_control(start_line)] if start_line else []),
             *_late(explanation),
+            *_policy(explanation),
             *_for_others(explanation),
         )
     )
@@ -209,6 +210,16 @@ def plan(explanation: Data) -> TableStack:
 
 def _late(explanation: Data) -> list[str]:
     return [escape_control(sentence)] if (sentence := explanation.get("late")) else []
+
+
+def _policy(explanation: Data) -> list[str]:
+    """The policy that orders this job among others of its priority; none for a job that has ended."""
+    name, fault = explanation.get("policy"), explanation.get("policy_fault")
+    if not name or explanation.get("state") in TERMINAL:
+        return []
+    if fault:
+        return [escape_control(f"order: that of submission, because {fault}")]
+    return [escape_control(f"order: jobs of equal priority by policy {name}")]
 
 
 def _for_others(explanation: Data) -> list[str]:

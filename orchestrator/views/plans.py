@@ -58,6 +58,10 @@ class ExplanationView(TypedDict):
     """By how much it will miss its deadline; empty if it can meet it or this cannot be estimated."""
     runs: StartView | None
     """The devices that it holds; the candidates then say where else it could run."""
+    policy: str
+    """Policy that orders jobs of equal priority: `scheduler.policy` of the fleet file."""
+    policy_fault: str
+    """Why the order of submission is used instead; empty if the policy works."""
 
 
 class OtherJobView(TypedDict):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic" / "job.yaml"
 FLEET = """
 name: elastic
-policy: {name: finish_time, every_s: 2}
+scheduler: {policy: finish_time, every_s: 2}
 pools:
   cpu: {backend: cpu, devices: 2}
 """

@@ -53,7 +53,7 @@ def slowly(ctx):
 """
 FLEET = """
 name: mixed
-policy: {name: finish_time, every_s: 2}
+scheduler: {policy: finish_time, every_s: 2}
 pools:
   cpu: {backend: cpu}
   xla: {backend: tpu, environment: xla, env: {PJRT_DEVICE: CPU}}

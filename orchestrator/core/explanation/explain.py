@@ -54,7 +54,8 @@ class Explanation:
 
     `impossible` is the result of `impossible_reason`. `preempt` names the jobs that would have to stop. `late` says by
     how much the job will miss its deadline, if that is known. `runs` contains the devices that a placed job holds; the
-    candidates then say where else it could run, and `would_start` is None.
+    candidates then say where else it could run, and `would_start` is None. `policy` orders the jobs of equal priority;
+    with a `policy_fault`, the order of submission does.
     """
 
     candidates: tuple[CandidateExplanation, ...]
@@ -63,6 +64,8 @@ class Explanation:
     impossible: str
     late: str = ""
     runs: Start | None = None
+    policy: str = ""
+    policy_fault: str = ""
 
 
 def explain(job: Job, snapshot: Snapshot) -> Explanation:
@@ -81,7 +84,13 @@ def explain(job: Job, snapshot: Snapshot) -> Explanation:
         _explain_candidate(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates)
     )
     return Explanation(
-        candidates, start, preempt, impossible_reason(job, snapshot.possible), deadline_miss(job, snapshot)
+        candidates,
+        start,
+        preempt,
+        impossible_reason(job, snapshot.possible),
+        deadline_miss(job, snapshot),
+        policy=snapshot.policy,
+        policy_fault=next_plan.memory.fault,
     )
 
 
@@ -101,9 +110,9 @@ def _explain_running(job: Job, attempt: Running, snapshot: Snapshot) -> Explanat
     candidates = tuple(
         _explain_candidate(job, index, want, freed, refused) for index, want in enumerate(job.candidates)
     )
-    return Explanation(
-        candidates, None, (), "", deadline_miss(job, snapshot), Start(job.id, attempt.candidate, attempt.allocation)
-    )
+    runs = Start(job.id, attempt.candidate, attempt.allocation)
+    policy, fault = snapshot.policy, snapshot.memory.fault
+    return Explanation(candidates, None, (), "", deadline_miss(job, snapshot), runs, policy=policy, policy_fault=fault)
 
 
 def deadline_miss(job: Job, snapshot: Snapshot) -> str:

@@ -136,7 +136,12 @@ def _controller(snapshot: HealthSnapshot) -> Iterator[NodeFinding]:
         message = f"{controller.policy_fault}; until it is fixed, jobs are served in the order of submission"
         yield (
             "",
-            Finding("error", "policy", message, "fix or replace the policy, or set another `policy` in the fleet file"),
+            Finding(
+                "error",
+                "policy",
+                message,
+                "fix or replace the policy, or set another `scheduler.policy` in the fleet file",
+            ),
         )
     if controller.turn_age_s > CYCLE_LATE_S:
         message = f"the controller has not finished a cycle for {age(controller.turn_age_s)}: {controller.doing}"

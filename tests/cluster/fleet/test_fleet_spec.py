@@ -14,6 +14,7 @@ from cluster.fleet.fleet_spec import (
     load_fleet,
     parse_fleet,
 )
+from orchestrator.core.policy import Policy
 
 
 def pool(**fields):
@@ -23,16 +24,32 @@ def pool(**fields):
 CPU = {"backend": "cpu"}
 
 
-def fleet(policy):
+def fleet(**scheduler):
+    return {"pools": {"a": CPU}, "scheduler": scheduler}
+
+
+def former(policy):
     return {"pools": {"a": CPU}, "policy": policy}
 
 
 REFUSED = {
-    "an unknown policy": (fleet("finish_tim"), "policy", "did you mean 'finish_time'"),
-    "an unknown key of a policy": (fleet({"every": 5}), "policy.every", "did you mean 'every_s'"),
-    "a policy that never decides": (fleet({"every_s": 0}), "policy.every_s", "greater than or equal to 1"),
-    "ageing backwards": (fleet({"ageing_s": -1}), "policy.ageing_s", "greater than or equal to 0"),
-    "a time that is no number": (fleet({"every_s": float("nan")}), "policy.every_s", ""),
+    "an unknown policy": (fleet(policy="finish_tim"), "scheduler.policy", "did you mean 'finish_time'"),
+    "an unknown key of the scheduler": (fleet(every=5), "scheduler.every", "did you mean 'every_s'"),
+    "a scheduler that is a name": (
+        {"pools": {"a": CPU}, "scheduler": "fifo"},
+        "scheduler",
+        "write {policy: fifo}",
+    ),
+    "the former key of the policy": (former("fifo"), "policy", "write scheduler: {policy: fifo}"),
+    "the former key with settings": (
+        former({"name": "cost", "every_s": 5}),
+        "policy",
+        "write scheduler: {policy: cost, every_s: 5}",
+    ),
+    "the former key without a value": (former(None), "policy", "write scheduler: {policy: finish_time}"),
+    "a policy that never decides": (fleet(every_s=0), "scheduler.every_s", "greater than or equal to 1"),
+    "ageing backwards": (fleet(ageing_s=-1), "scheduler.ageing_s", "greater than or equal to 0"),
+    "a time that is no number": (fleet(every_s=float("nan")), "scheduler.every_s", ""),
     "no pools": ({}, "pools", "is required"),
     "an empty fleet": ({"pools": {}}, "pools", "must have at least 1 item"),
     "an unknown key": (pool(device=2), "pools.a.device", "did you mean 'devices'"),
@@ -229,8 +246,9 @@ def test_the_schema_knows_every_field_and_refuses_others():
     assert definitions["EnvironmentSpec"]["anyOf"][0] == {"enum": ["main", "xla"]}
 
 
-def test_a_policy_is_a_name_or_more_of_it():
-    assert parse_fleet(fleet("priority")).policy.name == "priority"
-    told = parse_fleet(fleet({"name": "cost", "every_s": 5})).policy
-    assert (told.name, told.every_s, told.ageing_s) == ("cost", 5, 0)
-    assert parse_fleet(pool()).policy.name == "finish_time"
+def test_the_scheduler_has_a_policy_and_settings_which_the_record_names_as_the_core_does():
+    assert parse_fleet(fleet(policy="priority")).scheduler.policy == "priority"
+    scheduler = parse_fleet(fleet(policy="cost", every_s=5)).scheduler
+    assert (scheduler.policy, scheduler.every_s, scheduler.ageing_s) == ("cost", 5, 0)
+    assert Policy(**scheduler.settings()) == Policy("cost", every_s=5)
+    assert Policy(**parse_fleet(pool()).scheduler.settings()) == Policy()

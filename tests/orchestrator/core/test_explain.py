@@ -4,6 +4,7 @@ from dataclasses import replace
 from cluster.serialization import to_plain
 from orchestrator.core.explanation.explain import CandidateExplanation, Explanation, explain, impossible_reason
 from orchestrator.core.model import Start
+from orchestrator.core.plan.policies import plugins
 from orchestrator.core.states import State
 
 
@@ -95,7 +96,25 @@ def test_a_job_that_would_start_is_told_where_and_what_else_would_do(w):
         ),
         (),
         "",
+        policy="priority",
     )
+
+
+def test_the_policy_that_orders_the_job_is_named_waiting_or_running(w):
+    node, job = w.devices("a", 1, free=()), w.job("j")
+    runs = w.snapshot([node], [], [w.running("j", (node.id, (0,)))], policy="cost")
+    for snapshot in (runs, w.snapshot([node], [job], policy="cost")):
+        explained = explain(replace(job, state=State.RUNNING) if snapshot.running else job, snapshot)
+        assert (explained.policy, explained.policy_fault) == ("cost", "")
+
+
+def test_an_installed_policy_that_fails_is_named_with_its_fault(w, monkeypatch):
+    def fails(_input):
+        raise KeyError("x")
+
+    monkeypatch.setitem(plugins.INSTALLED, "theirs", fails)
+    explained = explain(w.job("j", w.want("cpu")), w.snapshot([w.cpu()], [], policy="theirs"))
+    assert (explained.policy, explained.policy_fault) == ("theirs", "policy 'theirs' raised KeyError: 'x'")
 
 
 def test_a_job_is_explained_in_its_place_in_the_line(w):

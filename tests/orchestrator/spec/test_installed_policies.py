@@ -43,7 +43,7 @@ def installed(theirs: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_they_may_be_named_in_fleet_files_and_never_replace_one_of_ours(installed: Path):
     assert policies.names() == (*policies.BUILTIN, "broken", "longest_first")
-    assert policies.PolicySpec.model_validate("longest_first").name == "longest_first"
+    assert policies.SchedulerSpec(policy="longest_first").policy == "longest_first"
     installed_policies.load()
     assert sorted(plugins.INSTALLED) == ["broken", "longest_first"]
     replay.check_policy("longest_first")
