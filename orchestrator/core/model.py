@@ -10,6 +10,9 @@ from orchestrator.core.policy import EXPLORE_DEVICE_S, Project
 from orchestrator.core.states import State
 from orchestrator.core.throughput import History, Throughput
 
+ANY_DEVICES = {"decides_devices": False}
+"""Metadata of a candidate's field that is not compared with devices: any of them can satisfy it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -25,27 +28,28 @@ class Candidate:
     `pools`: any of these, () for all, but none of `not_pools`. `dtypes` must be supported natively, and `features` are
     other requirements (cluster/catalogue/device_features.py).
     Overrides are merged with the job's own values already (orchestrator/spec/job_spec.py); zero and "" mean not set.
+    Candidates that differ only in fields of ANY_DEVICES may run on the same devices (plan/options/capacity.py).
     """
 
     kinds: tuple[str, ...]
     count: int = 1
     min_count: int = 1
-    nodes: int = 1
+    nodes: int = field(default=1, metadata=ANY_DEVICES)
     pool: str = ""
     node: str = ""
     memory_bytes: int = 0
-    precision: str = ""
-    batch_size: int = 0
-    environment: dict[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
-    arguments: dict[str, Any] = field(default_factory=dict)
+    precision: str = field(default="", metadata=ANY_DEVICES)
+    batch_size: int = field(default=0, metadata=ANY_DEVICES)
+    environment: dict[str, str] = field(default_factory=dict, metadata=ANY_DEVICES)
+    command: tuple[str, ...] = field(default=(), metadata=ANY_DEVICES)
+    arguments: dict[str, Any] = field(default_factory=dict, metadata=ANY_DEVICES)
     exclusive: bool = False
-    launch: str = "node"
+    launch: str = field(default="node", metadata=ANY_DEVICES)
     max_price: float = 0.0
     pools: tuple[str, ...] = ()
     not_pools: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    whole_batch: bool = False
+    whole_batch: bool = field(default=False, metadata=ANY_DEVICES)
     features: tuple[str, ...] = ()
     memory_estimated: bool = False
 

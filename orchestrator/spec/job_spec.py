@@ -14,10 +14,11 @@ from pydantic import Field, StrictInt, field_validator, model_validator
 from cluster.errors import SpecError, UserError
 from cluster.input import strict_yaml
 from cluster.input.validation_errors import validate_model
-from orchestrator.core.model import Candidate, Data, DeclaredWork, Job
+from orchestrator.core.model import Candidate, Job
 from orchestrator.spec import deadlines, entry_check
 from orchestrator.spec import job_spec_fields as f
 from orchestrator.spec.checkpoint_address import is_local_path
+from orchestrator.spec.core_fields import core_fields, inherited_fields
 from orchestrator.spec.job_spec_memory import MemorySpec, Model
 from orchestrator.spec.job_spec_parts import (
     MAX_DATA,
@@ -140,65 +141,43 @@ class JobSpec(Model):
     @property
     def argv(self) -> tuple[str, ...]:
         """Program and arguments of the job's own command; empty if it has none."""
-        return _command_arguments(self.command)
+        return f.command_arguments(self.command)
 
     def to_job(self, job_id: str, now_s: float) -> Job:
         """Convert to the planner's Job. Candidates take the job's own values for what they do not override. Raises
         SpecError if the deadline is in the past."""
+        parts: dict[str, Any] = {"recovery": self.recovery.parsed, "data": tuple(one.parsed for one in self.data)}
+        if self.work:
+            parts["work"] = self.work.parsed
         return Job(
             id=job_id,
-            name=self.name,
-            task=self.task,
             candidates=tuple(self._candidate(own, request) for own, request in self.resources.alternatives()),
             ordered=self.resources.in_order,
-            priority=self.priority,
-            objective=self.objective,
-            workload=self.workload,
             submitted_s=now_s,
-            recovery=self.recovery.parsed,
-            entry=self.entry,
-            seed=self.seed,
-            secrets=dict(self.secrets),
-            keep_checkpoints=self.checkpoint.keep,
-            resume_from=self.checkpoint.resume_from,
-            output_limit_bytes=size_bytes(self.output_limit) if self.output_limit is not None else 0,
-            data=tuple(Data(one.uri, one.mount, one.sha256) for one in self.data),
-            replicas=self.checkpoint.replicas,
-            weight=self.weight,
-            project=self.project,
             deadline_s=deadlines.wall_s(self.deadline, now_s) if self.deadline is not None else 0.0,
-            work=self.work.parsed if self.work else DeclaredWork(),
+            **core_fields(self, Job) | core_fields(self.checkpoint, Job) | parts,
         )
 
     def _candidate(self, own: CandidateSpec, request: DeviceRequest) -> Candidate:
+        """Convert one candidate; fields with the spec's own value arrive by name, those computed from several here."""
         range_batch, nodes = self._divided_batch(own, request), own.nodes or self.resources.nodes or 1
         batch_size = own.batch_size or self.batch_size
         min_count, max_count = (
             (range_batch.counts[0], range_batch.counts[-1]) if range_batch else (request.min_count, request.count)
         )
-        return Candidate(
-            kinds=request.kinds,
-            count=max_count,
-            min_count=min_count,
-            whole_batch=range_batch is not None,
-            nodes=nodes,
-            pool=own.pool or ("" if own.pools else self.resources.pool),
-            pools=own.pools or (() if own.pool else self.resources.pools),
-            not_pools=own.exclude_pools or self.resources.exclude_pools,
-            dtypes=own.dtypes or self.resources.dtypes,
-            features=own.features or self.resources.features,
-            node=own.node or self.resources.node,
-            memory_bytes=self._memory_bytes(own, -(-batch_size // (min_count * nodes)) if range_batch else batch_size),
-            memory_estimated=isinstance(self._memory(own), MemorySpec),
-            precision=own.precision or self.precision,
-            batch_size=batch_size,
-            environment=self.env | own.env,
-            command=_command_arguments(own.command or self.command),
-            launch=own.launch or self.launch or "node",
-            arguments=self._script_checkpoint() or self.arguments | own.arguments,
-            exclusive=self.resources.is_exclusive(own),
-            max_price=own.max_price or self.resources.max_price or 0.0,
-        )
+        batch_of_device = -(-batch_size // (min_count * nodes)) if range_batch else batch_size
+        computed = {
+            "kinds": request.kinds,
+            "count": max_count,
+            "min_count": min_count,
+            "whole_batch": range_batch is not None,
+            "pool": own.pool or ("" if own.pools else self.resources.pool),
+            "pools": own.pools or (() if own.pool else self.resources.pools),
+            "memory_bytes": self._memory_bytes(own, batch_of_device),
+            "memory_estimated": isinstance(self._memory(own), MemorySpec),
+            **self._script_checkpoint(),
+        }
+        return Candidate(**inherited_fields((own, self.resources, self), Candidate) | computed)
 
     def _memory(self, own: CandidateSpec) -> Any:
         return own.memory if own.memory is not None else self.resources.memory
@@ -228,9 +207,9 @@ class JobSpec(Model):
         return candidate
 
     def _script_checkpoint(self) -> dict[str, Any]:
-        """Where a command's script saves its checkpoint, for the node; empty if the job does not say."""
-        checkpoint = self.checkpoint
-        return ScriptCheckpoint(checkpoint.path, checkpoint.format).to_plain() if checkpoint.path else {}
+        """Arguments that say where a command's script saves its checkpoint, for the node; empty if the job does not."""
+        path, form = self.checkpoint.path, self.checkpoint.format
+        return {"arguments": ScriptCheckpoint(path, form).to_plain()} if path else {}
 
 
 def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
@@ -289,11 +268,6 @@ def job_schema() -> dict[str, Any]:
         properties = schema["$defs"][model]["properties"]
         properties["gpus"] = properties["accelerators"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Polyfleet job"}
-
-
-def _command_arguments(command: Any) -> tuple[str, ...]:
-    """Program and arguments of a command; a command line is run by the shell."""
-    return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
 
 
 PARTS: tuple[tuple[str, type[Model]], ...] = (

@@ -1,4 +1,4 @@
-"""Types of single fields of a job's spec: the accepted text, and the error for any other."""
+"""Types of single fields of a job's spec: the accepted text, the error for any other, and the value in the core."""
 
 import re
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from cluster.input.text_fields import WrittenAs
 from cluster.input.validation_errors import WrongValueError, prefix_field
 from orchestrator.spec import deadlines
 from orchestrator.spec.checkpoint_address import is_local_path
+from orchestrator.spec.core_fields import CoreForm
 from orchestrator.spec.resource_syntax import (
     DeviceRequest,
     accelerators,
@@ -108,6 +109,11 @@ def _command(value: Any) -> Any:
             'write e.g. command: ["python", "train.py"]',
         )
     return value if isinstance(value, str) else tuple(arguments)
+
+
+def command_arguments(command: Any) -> tuple[str, ...]:
+    """Program and arguments of a command; a command line is run by the shell."""
+    return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
 
 
 def _variables(value: Any) -> Any:
@@ -261,11 +267,17 @@ Accelerators = Annotated[
     WithJsonSchema({"anyOf": SHAPES, "examples": ["nvidia:H100:8", ["tpu:v5e:4", "cpu"], {"H100": 8}]}),
 ]
 Number = Annotated[Any, AfterValidator(_number), WithJsonSchema(NUMBER)]
-Size = Annotated[Any, AfterValidator(_memory), WithJsonSchema({"type": "string", "examples": ["16GB", "16GiB"]})]
+Size = Annotated[
+    Any,
+    AfterValidator(_memory),
+    CoreForm(size_bytes, suffix="_bytes"),
+    WithJsonSchema({"type": "string", "examples": ["16GB", "16GiB"]}),
+]
 Price = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Duration = Annotated[
     Any,
     AfterValidator(_duration),
+    CoreForm(duration_s, suffix="_s"),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}], "examples": ["30s", "5m"]}),
 ]
 Deadline = Annotated[
@@ -281,6 +293,7 @@ Deadline = Annotated[
 HangAfter = Annotated[
     Any,
     AfterValidator(_hang_after),
+    CoreForm(hang_after_s, suffix="_s"),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 5}], "examples": ["10m", "never"]}),
 ]
 DeviceKind = Annotated[
@@ -294,6 +307,7 @@ Command = Annotated[
     Any,
     WrittenAs(str | list[str]),
     AfterValidator(_command),
+    CoreForm(command_arguments),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
 Name = Annotated[str, AfterValidator(_name)]
@@ -311,7 +325,7 @@ MountPath = Annotated[
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 ScriptPath = Annotated[str, AfterValidator(_script_path)]
 ScriptFormat = Annotated[str, AfterValidator(_script_format), WithJsonSchema({"enum": list(CHECKPOINT_FORMATS)})]
-Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+Variables = Annotated[dict[str, str], BeforeValidator(_variables), CoreForm(name="environment")]
 Secrets = Annotated[dict[str, str], BeforeValidator(_secrets)]
 Count = Annotated[StrictInt, Field(ge=1, le=4096)]
 BatchSize = Annotated[StrictInt, Field(ge=0, le=1 << 30)]

@@ -15,12 +15,13 @@ from pydantic import (
 )
 
 from cluster.input.validation_errors import WrongValueError, prefix_field
-from orchestrator.core.model import DeclaredWork, Recovery
+from orchestrator.core.model import Data, DeclaredWork, Recovery
 from orchestrator.core.timing import MIN_LEASE_S
 from orchestrator.spec import job_spec_fields as f
 from orchestrator.spec import resource_syntax
+from orchestrator.spec.core_fields import CoreForm, core_fields
 from orchestrator.spec.job_spec_memory import Memory, MemorySpec, Model
-from orchestrator.spec.resource_syntax import DeviceRequest, duration_s, hang_after_s, with_count
+from orchestrator.spec.resource_syntax import DeviceRequest, duration_s, with_count
 from workers.protocol.failure_kinds import FAILURE_KINDS
 
 
@@ -51,7 +52,7 @@ class ResourceShape(Model):
     pools: f.PoolNames = ()
     """Only nodes of these pools."""
 
-    exclude_pools: f.PoolNames = ()
+    exclude_pools: Annotated[f.PoolNames, CoreForm(name="not_pools")] = ()
     """No nodes of these pools."""
 
     dtypes: f.Dtypes = ()
@@ -221,22 +222,11 @@ class RecoverySpec(Model):
     @cached_property
     def parsed(self) -> Recovery:
         """The planner's Recovery. Cached, because most jobs share the default spec."""
-        return Recovery(
-            self.max_restarts,
-            self.max_interruptions,
-            tuple(self.retry_exit_codes),
-            backoff_s=duration_s(self.backoff),
-            lease_s=duration_s(self.lease),
-            grace_s=duration_s(self.grace),
-            on_events={str(kind): str(reaction) for kind, reaction in self.on_events.items()},
-            cross_vendor=self.cross_vendor,
-            on_disconnect=self.on_disconnect,
-            hang_after_s=hang_after_s(self.hang_after),
-        )
+        return Recovery(**core_fields(self, Recovery))
 
 
 class CheckpointSpec(Model):
-    keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
+    keep: Annotated[StrictInt, Field(ge=1, le=1000), CoreForm(name="keep_checkpoints")] = 3
     """Number of newest checkpoints to keep."""
 
     resume_from: f.ResumeFrom = ""
@@ -265,6 +255,10 @@ class DataSpec(Model):
 
     sha256: f.Sha256 = ""
     """Expected hash: of a file as `sha256sum` prints it, of a folder as in docs/guides/jobs.md."""
+
+    @property
+    def parsed(self) -> Data:
+        return Data(**core_fields(self, Data))
 
     @property
     def path(self) -> str:
@@ -299,7 +293,7 @@ class WorkSpec(Model):
 
     @property
     def parsed(self) -> DeclaredWork:
-        return DeclaredWork(self.steps or 0, self.hours or 0.0, self.on or "")
+        return DeclaredWork(**core_fields(self, DeclaredWork))
 
 
 MAX_DATA = 32

@@ -1,6 +1,6 @@
 """Build the launch command and the orders for a placement's nodes. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -9,7 +9,7 @@ from cluster.types import NodeFacts
 from orchestrator.core.controller.attempts import allocation_name, previous_attempts, ranks_of
 from orchestrator.core.controller.commands import Launch
 from orchestrator.core.jobs.fold import Record
-from orchestrator.core.model import Devices
+from orchestrator.core.model import Candidate, Devices, Job, Recovery
 from orchestrator.core.timing import PATIENT_LEASE_S
 from workers.protocol.messages import Order
 
@@ -17,6 +17,13 @@ SHARES_PER_CPU = 10_000
 """Ray counts resources in ten-thousandths."""
 
 Resources = dict[str, float]
+
+OF_THE_LAUNCH = frozenset({"backend", "nodes", "data", "resume_from"})
+"""Fields of an order that are about its node, or set by the launch, although a job has others of the same name."""
+
+ORDER_FIELDS = {f.name for f in fields(Order)} - OF_THE_LAUNCH
+COPIED = {kind: tuple(f.name for f in fields(kind) if f.name in ORDER_FIELDS) for kind in (Job, Candidate, Recovery)}
+"""Fields that an order takes from the job, its candidate and its recovery as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +96,23 @@ def _node_fields(share: NodeShare, job_id: str) -> dict[str, Any]:
 
 def _common_fields(record: Record) -> dict[str, Any]:
     job, attempt = record.job, record.attempts[-1]
-    want, recovery = job.candidates[attempt.candidate], job.recovery
+    recovery = job.recovery
     return {
+        **_copied_fields(job),
+        **_copied_fields(job.candidates[attempt.candidate]),
+        **_copied_fields(recovery),
         "job": job.id,
         "epoch": attempt.epoch,
-        "task": job.task,
-        "entry": job.entry,
-        "command": want.command,
         "launch": attempt.launch,
-        "arguments": want.arguments,
         "code_archive": job.package,
-        "environment": want.environment,
-        "keep_checkpoints": job.keep_checkpoints,
-        "output_limit_bytes": job.output_limit_bytes,
-        "precision": want.precision,
-        "batch_size": want.batch_size,
-        "seed": job.seed,
-        "grace_s": recovery.grace_s,
         "lease_s": PATIENT_LEASE_S if recovery.on_disconnect == "wait" else recovery.lease_s,
-        "hang_after_s": recovery.hang_after_s,
         "stop_on_nan": recovery.on_events.get("nan") != "ignore",
     }
+
+
+def _copied_fields(part: Job | Candidate | Recovery) -> dict[str, Any]:
+    """Return the fields of a job, or of a part of it, that an order has by the same name."""
+    return {name: getattr(part, name) for name in COPIED[type(part)]}
 
 
 def ray_bundle(share: NodeShare) -> Resources:

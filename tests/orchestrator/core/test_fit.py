@@ -1,5 +1,9 @@
+from dataclasses import fields, replace
+
 import pytest
 
+from orchestrator.core.model import ANY_DEVICES, Candidate
+from orchestrator.core.plan.options.capacity import request_key
 from orchestrator.core.plan.options.fit import (
     RULES,
     emulated_only_if_named,
@@ -77,6 +81,19 @@ def test_every_rule_refuses_with_its_sentence(w):
 
 def test_what_fits_is_refused_by_no_rule(w):
     assert refusal_reason(w.want("tpu:v5e", "nvidia:H100", count=2), w.devices("a", 8, free=(6, 7))) == ""
+
+
+OTHER_VALUES = {str: "x", int: 7, float: 0.5, bool: True, tuple: ("x",), dict: {"A": "x"}}
+
+
+@pytest.mark.parametrize("field", fields(Candidate), ids=lambda field: field.name)
+def test_candidates_have_equal_keys_only_if_they_differ_in_fields_that_no_rule_reads(w, field):
+    candidate = w.want("nvidia:H100")
+    other = replace(candidate, **{field.name: OTHER_VALUES[type(getattr(candidate, field.name))]})
+    assert (request_key(candidate) == request_key(other)) == (field.metadata == ANY_DEVICES)
+    if field.metadata == ANY_DEVICES:
+        fleet = [w.devices("a", 8), w.devices("b", 8, free=()), w.cpu(), w.xla(), w.devices("c", memory_gib=0)]
+        assert [refusal_reason(candidate, have) for have in fleet] == [refusal_reason(other, have) for have in fleet]
 
 
 @pytest.mark.parametrize("kinds", [("any",), ("tpu",), ("xla",), ("any", "tpu:v5e")])

@@ -1,7 +1,8 @@
 """Free capacity of the fleet while a plan is made: starts as the snapshot and shrinks with every decision."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island
@@ -162,8 +163,7 @@ def _group_key(have: Devices) -> tuple[object, ...]:
     return (*where, *memory, have.total, have.emulated, have.price_per_hour, closed_reason)
 
 
-def request_key(want: Candidate) -> tuple[object, ...]:
-    """Return a key of the fields that decide on which devices a candidate may run."""
-    key = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
-    each = (want.dtypes, want.features, want.memory_bytes, want.memory_estimated, want.max_price)
-    return (*key, *each, want.min_count, want.count, want.exclusive)
+request_key: Callable[[Candidate], tuple[object, ...]] = attrgetter(
+    *(f.name for f in fields(Candidate) if f.metadata.get("decides_devices", True))
+)
+"""Return a key of the fields that decide on which devices a candidate may run."""
