@@ -12,6 +12,9 @@ from orchestrator.submission.submission import to_dict
 Data = dict[str, Any]
 USAGE = "name a job file, or write a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
 
+DEVICE_FIELDS = frozenset({"accelerators", "count", "exclusive", "any_of", "ordered"})
+"""Fields of `resources` that `--accelerators` replaces: all others, also new ones, are requirements of any devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class SubmitArguments:
@@ -114,15 +117,16 @@ def _set_variables(data: Data, variables: dict[str, str]) -> None:
 
 
 def _choose_devices(data: Data, arguments: SubmitArguments) -> None:
-    """`--accelerators` replaces the file's devices, except memory, nodes, pool and price; `--pool` replaces pools."""
+    """`--accelerators` replaces the file's devices, `--pool` its pools; other requirements remain."""
+    resources = data.get("resources", {})
     if arguments.accelerators:
-        retained_keys = ("memory", "nodes", "pool", "max_price")
-        retained = {key: value for key, value in data.get("resources", {}).items() if key in retained_keys}
-        data["resources"] = retained | {"accelerators": arguments.accelerators}
+        remaining = {key: value for key, value in resources.items() if key not in DEVICE_FIELDS}
+        data["resources"] = resources = remaining | {"accelerators": arguments.accelerators}
     if arguments.pool:
-        data["resources"] = data.get("resources", {}) | {"pool": arguments.pool}
-        for candidate in _candidates(data):
-            candidate.pop("pool", None)
+        for shape in (resources, *_candidates(data)):
+            shape.pop("pool", None)
+            shape.pop("pools", None)
+        data["resources"] = resources | {"pool": arguments.pool}
 
 
 def _candidates(data: Data) -> list[Data]:
