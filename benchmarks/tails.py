@@ -22,9 +22,9 @@ import numpy as np
 from parts import machine
 
 from orchestrator.core.plan.policies import finish_time
-from orchestrator.simulation.input.fleets import HOUR_S, Fleet, read_fleet
-from orchestrator.simulation.input.traces import Rates, Trace, read_throughputs
+from orchestrator.simulation.fleets import HOUR_S, Fleet, read_fleet
 from orchestrator.simulation.replay import replay
+from orchestrator.simulation.traces import Rates, Trace, read_throughputs
 
 SIZES, SHARES = (1, 2, 4, 8), (0.70, 0.10, 0.15, 0.05)
 TAILS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

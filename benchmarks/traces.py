@@ -21,10 +21,10 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 from parts import machine
 
 from orchestrator.simulation.controller_replay import on_nodes, replay_controlled
-from orchestrator.simulation.input.fleets import read_fleet
-from orchestrator.simulation.input.traces import read_throughputs, read_trace, read_window
+from orchestrator.simulation.fleets import read_fleet
 from orchestrator.simulation.outcome import outcome
 from orchestrator.simulation.replay import replay
+from orchestrator.simulation.traces import read_throughputs, read_trace, read_window
 
 TWELVE, THIRTY_SIX = "v100=12,p100=12,k80=12", "v100=36,p100=36,k80=36"
 FLEETS = {

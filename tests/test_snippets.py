@@ -15,7 +15,7 @@ from snippets import PAGES, ROOT, Block, commands, of
 from cluster.fleet.fleet_spec import parse_fleet
 from cluster.input import strict_yaml
 from orchestrator.cli.main import app
-from orchestrator.simulation.input.fleets import add_failures, read_fleet
+from orchestrator.simulation.fleets import add_failures, read_fleet
 from orchestrator.spec.job_spec import load_job, parse_job
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.simulation.input.fleets import HOUR_S, Fleet
-from orchestrator.simulation.input.traces import Trace
+from orchestrator.simulation.fleets import HOUR_S, Fleet
 from orchestrator.simulation.replay import Replayed
+from orchestrator.simulation.traces import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,11 +16,11 @@ from cluster.errors import PolyfleetError, UserError
 from orchestrator.core.controller import commands as c
 from orchestrator.core.controller import messages as m
 from orchestrator.core.policy import Policy
-from orchestrator.simulation.input.fleets import Failures, Fleet, Nodes
-from orchestrator.simulation.input.traces import Trace
+from orchestrator.simulation.fleets import Failures, Fleet, Nodes
 from orchestrator.simulation.instant_fleet import START_S, InstantFleet, RunningAttempt
 from orchestrator.simulation.replay import TOGETHER_S, Replayed, Stays
 from orchestrator.simulation.trace_jobs import STORAGE, TraceJobs
+from orchestrator.simulation.traces import Trace
 
 STEPS = 10**9
 """Number of steps that each job reports; the trace's own numbers may be fractions."""

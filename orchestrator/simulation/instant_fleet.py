@@ -17,7 +17,7 @@ from orchestrator.core.policy import Policy
 from orchestrator.core.step.control import step, step_replies
 from orchestrator.core.step.placement import FREE_JOBS, INTERVAL_PER_JOB_S, MIN_INTERVAL_S, PLAN_EVERY_S
 from orchestrator.core.throughput import Throughput
-from orchestrator.simulation.input.fleets import Fleet
+from orchestrator.simulation.fleets import Fleet
 from orchestrator.simulation.replay import TOGETHER_S
 from orchestrator.simulation.trace_jobs import facts, node_names
 from workers.protocol.messages import AttemptStatus, Outcome, RankEvent

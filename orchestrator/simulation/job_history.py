@@ -9,8 +9,8 @@ import numpy as np
 
 from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
-from orchestrator.simulation.input.fleets import MAX_DEVICES, Fleet
-from orchestrator.simulation.input.traces import MAX_TIME_S
+from orchestrator.simulation.fleets import MAX_DEVICES, Fleet
+from orchestrator.simulation.traces import MAX_TIME_S
 
 NEVER_RAN, UNREADABLE = "never_ran", "unreadable"
 

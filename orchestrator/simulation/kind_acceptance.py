@@ -8,7 +8,7 @@ from cluster.errors import UserError
 from orchestrator.core.model import Candidate, Devices, Job
 from orchestrator.core.plan.options import fit
 from orchestrator.core.throughput import Throughput
-from orchestrator.simulation.input.fleets import Fleet
+from orchestrator.simulation.fleets import Fleet
 from orchestrator.simulation.job_history import JobRun, devices
 
 RULES = (fit.right_kind, fit.right_pool, fit.emulated_only_if_named, fit.enough_memory)

@@ -9,11 +9,11 @@ import numpy as np
 from cluster.errors import UserError
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.throughput import Throughput
-from orchestrator.simulation.input.fleets import HOUR_S, Fleet
-from orchestrator.simulation.input.traces import MAX_TIME_S, Trace
+from orchestrator.simulation.fleets import HOUR_S, Fleet
 from orchestrator.simulation.job_history import NEVER_RAN, UNREADABLE, JobRun, devices, job_run, largest_fleet, pools_of
 from orchestrator.simulation.kind_acceptance import JobRates, KindAcceptance, with_full_names
 from orchestrator.simulation.outcome import ReplayFigures, rounded
+from orchestrator.simulation.traces import MAX_TIME_S, Trace
 
 MIN_DURATION_S = 1e-3
 """Minimum duration of a job; shorter ones count as this long."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cluster.errors import PolyfleetError
 from orchestrator.core.plan.arrays.numbers import FreeNumbers
-from orchestrator.simulation.input.fleets import Failures, Fleet
+from orchestrator.simulation.fleets import Failures, Fleet
 
 Node = tuple[int, int]
 """(number of its kind, number of the node within the kind)"""

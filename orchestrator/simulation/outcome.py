@@ -5,9 +5,9 @@ from typing import NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.simulation.input.fleets import HOUR_S, Fleet
-from orchestrator.simulation.input.traces import Trace
+from orchestrator.simulation.fleets import HOUR_S, Fleet
 from orchestrator.simulation.replay import Replayed
+from orchestrator.simulation.traces import Trace
 
 DIGITS = 6
 MIN_DURATION_S = 1e-9

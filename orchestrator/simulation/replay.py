@@ -16,9 +16,9 @@ from orchestrator.core.plan.arrays.planner_jobs import WAITS, Work
 from orchestrator.core.plan.assignment.decision import PriceMemory, decide
 from orchestrator.core.plan.policies.plugins import INSTALLED
 from orchestrator.core.plan.policies.priced_policies import POLICIES
-from orchestrator.simulation.input.fleets import Fleet
-from orchestrator.simulation.input.traces import Trace
+from orchestrator.simulation.fleets import Fleet
 from orchestrator.simulation.node_failures import FailingNodes
+from orchestrator.simulation.traces import Trace
 from orchestrator.spec import installed_policies
 
 TOGETHER_S = 1e-6

@@ -7,8 +7,8 @@ from cluster.types import Device, NodeFacts
 from orchestrator.core.jobs.fold import Record, apply, submitted
 from orchestrator.core.model import Candidate, DeclaredWork, Job
 from orchestrator.core.throughput import Key, Measured, Throughput
-from orchestrator.simulation.input.fleets import HOUR_S, Fleet
-from orchestrator.simulation.input.traces import Trace
+from orchestrator.simulation.fleets import HOUR_S, Fleet
+from orchestrator.simulation.traces import Trace
 from workers.protocol.messages import PROTOCOL
 
 GIB = 1 << 30

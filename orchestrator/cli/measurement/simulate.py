@@ -12,11 +12,11 @@ from orchestrator.cli.terminal.output import Format, Output, emit, print_message
 
 if TYPE_CHECKING:
     from orchestrator.show.table import TextTable
-    from orchestrator.simulation.input.fleets import Fleet
-    from orchestrator.simulation.input.traces import Trace
+    from orchestrator.simulation.fleets import Fleet
     from orchestrator.simulation.log_trace import PastJobs
     from orchestrator.simulation.outcome import ReplayFigures
     from orchestrator.simulation.replay import Replayed
+    from orchestrator.simulation.traces import Trace
 
 POLICIES = "fifo, priority, finish_time, max_min_fairness, makespan or cost."  # numpy is not imported for the help
 MAX_RESTART_S, MAX_NOISE = 1e7, 10.0
@@ -83,8 +83,7 @@ def simulate(
     sources = SimulationSources(trace, throughputs, log, since, until, fleet, faults)
     _check_sources(sources)
     _check_controller(controller, per_node, noise)
-    from orchestrator.simulation import controller_replay, replay
-    from orchestrator.simulation.input import traces
+    from orchestrator.simulation import controller_replay, replay, traces
     from orchestrator.simulation.outcome import outcome
 
     replay.check_policy(policy)
@@ -133,7 +132,7 @@ def _check_controller(controller: bool, per_node: int | None, noise: float) -> N
 
 
 def _load_files(sources: SimulationSources) -> "tuple[Trace, Fleet, PastJobs | None]":
-    from orchestrator.simulation.input import fleets, traces
+    from orchestrator.simulation import fleets, traces
 
     if sources.trace is None or sources.throughputs is None or not sources.fleet:
         missing = "--fleet" if sources.throughputs else "--throughputs"
@@ -150,7 +149,7 @@ def _load_log(sources: SimulationSources) -> "tuple[Trace, Fleet, PastJobs | Non
     """
     from dataclasses import replace
 
-    from orchestrator.simulation.input import fleets
+    from orchestrator.simulation import fleets
     from orchestrator.simulation.log_trace import convert_log
     from orchestrator.simulation.logs import read_log
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.simulation.input.fleets import Nodes, Outage, add_failures, read_fleet
+from orchestrator.simulation.fleets import Nodes, Outage, add_failures, read_fleet
 
 FLEET = """
 kinds:

@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from orchestrator.core.jobs.fold import fold, placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery, Start
 from orchestrator.core.throughput import Measured, Throughput
-from orchestrator.simulation.input.fleets import read_fleet
+from orchestrator.simulation.fleets import read_fleet
 from orchestrator.simulation.log_trace import JobStoreLog, convert_log
 from orchestrator.simulation.logs import read_log
 from orchestrator.simulation.replay import replay

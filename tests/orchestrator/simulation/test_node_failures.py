@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from cluster.errors import UserError
 from orchestrator.core.plan.policies.priced_policies import POLICIES
-from orchestrator.simulation.input.fleets import Failures, Fleet, Nodes, Outage
-from orchestrator.simulation.input.traces import Trace
+from orchestrator.simulation.fleets import Failures, Fleet, Nodes, Outage
 from orchestrator.simulation.node_failures import FailingNodes, Outages
 from orchestrator.simulation.outcome import outcome
 from orchestrator.simulation.replay import replay
+from orchestrator.simulation.traces import Trace
 
 
 def trace_of(*jobs, **more):

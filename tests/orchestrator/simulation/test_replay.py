@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cluster.errors import UserError
 from orchestrator.core.plan.policies.priced_policies import POLICIES
 from orchestrator.simulation.charts import pictures
-from orchestrator.simulation.input.fleets import Fleet, read_fleet
-from orchestrator.simulation.input.traces import Trace, read_throughputs, read_trace
+from orchestrator.simulation.fleets import Fleet, read_fleet
 from orchestrator.simulation.outcome import finish_time_ratios, outcome
 from orchestrator.simulation.replay import replay
+from orchestrator.simulation.traces import Trace, read_throughputs, read_trace
 
 GAVEL = Path(__file__).parents[4] / "shared" / "data" / "gavel"
 RATES = (0.0, 0.5, 1.0, 3.0)

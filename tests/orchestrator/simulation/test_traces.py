@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.simulation.input.fleets import read_fleet
-from orchestrator.simulation.input.traces import read_throughputs, read_trace, read_window
+from orchestrator.simulation.fleets import read_fleet
+from orchestrator.simulation.traces import read_throughputs, read_trace, read_window
 
 HEADER = "job_id,arrival_time_s,job_type,scale_factor,total_steps\n"
 THROUGHPUTS = """job_type,scale_factor,v100_steps_per_s,k80_steps_per_s,v100_unconsolidated_steps_per_s

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import UserError, nearest
-from orchestrator.simulation.input.fields import YamlFields
-from orchestrator.simulation.input.rows import MAX_DIGITS
+from orchestrator.simulation.fields import YamlFields
+from orchestrator.simulation.rows import MAX_DIGITS
 
 MAX_DEVICES = 1_000_000
 """Maximum number of devices of a kind: a decision needs memory for each."""

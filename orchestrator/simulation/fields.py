@@ -1,4 +1,4 @@
-"""Read mappings in users' YAML files key by key. Errors name the file and the field."""
+"""Read users' text files up to a size, and mappings in YAML files key by key. Errors name the file and the field."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from typing import Any
 
 from cluster.errors import UserError, nearest
 from cluster.input import strict_yaml
-from orchestrator.simulation.input.text_files import read_text
 
 
 class YamlFields:
@@ -83,3 +82,24 @@ class YamlFields:
 
     def _location(self, key: str = "") -> str:
         return ", ".join(filter(None, (self.file, self._dotted(key) if key else self.path)))
+
+
+def read_text(path: Path, form: str, max_bytes: int) -> str:
+    """Read a file.
+
+    `form`: its format for messages, e.g. "CSV". Raises UserError if it cannot be read, is larger than `max_bytes`, or
+    is not UTF-8 text.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise UserError(f"{path} has more than {max_bytes >> 20} MiB", f"name a smaller {form} file")
+        text = content.decode("utf-8-sig")
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}", f"name a {form} file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path.name} is not a {form} file: it is not text in UTF-8", f"name a {form} file") from None
+    if "\0" in text:
+        raise UserError(f"{path.name} is not a {form} file: it has NUL bytes", f"name a {form} file")
+    return text

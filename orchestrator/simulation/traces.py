@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import UserError, nearest
-from orchestrator.simulation.input.fleets import Fleet
-from orchestrator.simulation.input.rows import MAX_DIGITS, RATE, Row, rows
+from orchestrator.simulation.fleets import Fleet
+from orchestrator.simulation.rows import MAX_DIGITS, RATE, Row, rows
 
 TRACE_COLUMNS = ("job_id", "arrival_time_s", "job_type", "scale_factor", "total_steps")
 THROUGHPUT_COLUMNS = ("job_type", "scale_factor")

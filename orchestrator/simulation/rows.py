@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import UserError, nearest
-from orchestrator.simulation.input.text_files import read_text
+from orchestrator.simulation.fields import read_text
 
 RATE = "_steps_per_s"
 MAX_FILE_BYTES = 256 << 20
