@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from parts import machine
 
-from orchestrator.core import roofline
+from cluster.catalogue import lookup
 from orchestrator.core.plan.arrays.completion import estimate_rates
 
 KINDS = ("v100", "p100", "k80")
@@ -103,14 +103,14 @@ def by_figures(rates: np.ndarray, known: int) -> Row:
 
 
 def guessed(row: np.ndarray, held_out: int, best: int) -> Row:
-    ratio = roofline.figures_ratio(FIGURES[held_out], FIGURES[best])
+    ratio = lookup.figures_ratio(FIGURES[held_out], FIGURES[best])
     assert ratio is not None
     guess, fastest = row[best] * ratio, max(row[best], row[held_out])
     error = abs(np.log(guess / row[held_out]))
     chosen = held_out if guess > row[best] else best
     return {
         "error": float(error),
-        "covered": bool(error <= np.log(roofline.ERROR_FACTOR)),
+        "covered": bool(error <= np.log(lookup.SPEED_ERROR_FACTOR)),
         "no_number": float(fastest / row[best] - 1),
         "estimate": float(fastest / row[chosen] - 1),
     }

@@ -19,10 +19,7 @@ CORE = "orchestrator/core/"
 SIMULATOR = "orchestrator/simulation/"
 TELLING = {
     *("model", "policy", "states", "throughput", "timing", "jobs.fold", "jobs.remaining_time", "step.control"),
-    *(
-        f"controller.{name}"
-        for name in ("attempts", "commands", "crash_points", "draft", "messages", "nodes", "scaling")
-    ),
+    *(f"controller.{name}" for name in ("attempts", "commands", "draft", "messages", "nodes", "scaling")),
     *(f"explanation.{name}" for name in ("explain", "offer", "waiting_queue", "what_if")),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""

@@ -4,12 +4,12 @@ It is written before the first process starts, so that no process is unrecorded 
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
-from cluster.fleet.host_names import name_of
 from cluster.host.processes import ProcessId, is_alive
 from cluster.paths import check_owner, home, private_dir, write_private
 from cluster.serialization import from_plain, to_plain
@@ -149,6 +149,11 @@ class FleetRecord:
 
     def running(self) -> tuple[NodeProcess, ...]:
         return tuple(p for p in self.processes if is_alive(p.process))
+
+
+def name_of(host: str) -> str:
+    """Turn an SSH destination into a name of a-z, 0-9 and '-', as it appears in names of nodes."""
+    return re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")
 
 
 def path() -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from cluster.fleet.host_names import name_of
+from cluster.fleet.fleet_record import name_of
 from cluster.input.text_fields import WrittenAs
 from cluster.input.validation_errors import WrongValueError
 

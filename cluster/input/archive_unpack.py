@@ -21,7 +21,7 @@ from cluster.errors import FleetError, UserError
 from cluster.input import archive_checks, sandbox
 from cluster.input.archive_entries import Fact, content_sha, modification_time_s, permission_bits
 from cluster.input.archive_links import ArchiveTree
-from cluster.input.safe_path_walk import FOLDER, descend
+from cluster.input.folder_entries import FOLDER, descend
 
 CODE = Path(cluster.__file__).absolute().parents[1]
 MAX_REPLY_BYTES = 128 << 20

@@ -17,8 +17,16 @@ from typing import NamedTuple
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.input.checkpoint_location import path_error
-from cluster.input.folder_entries import FolderEntry, Parts, cursor, entry, from_cursor, link_error, walk_entries
-from cluster.input.safe_path_walk import descend
+from cluster.input.folder_entries import (
+    FolderEntry,
+    Parts,
+    cursor,
+    descend,
+    entry,
+    from_cursor,
+    link_error,
+    walk_entries,
+)
 
 PIECE_BYTES = 8 << 20
 """Bytes read, hashed and sent at a time."""

@@ -1,16 +1,20 @@
-"""List an untrusted folder in a fixed order, from any position on, without following links."""
+"""Open and list untrusted folders without following links; lists have a fixed order and go on from any position.
+
+Each folder is opened relative to the one before. A user who can write to one of them therefore cannot redirect us by
+replacing a folder with a link during the walk.
+"""
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TypedDict
 from urllib.parse import quote, unquote_to_bytes
 
 from cluster.input.checkpoint_location import path_error
-from cluster.input.safe_path_walk import FOLDER
 
 Parts = tuple[str, ...]
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FolderEntry(TypedDict):
@@ -26,6 +30,23 @@ class FolderEntry(TypedDict):
     mode: int
     target: str
     refused: str
+
+
+def descend(folder: int, names: Iterable[str], *, create: bool = False) -> int:
+    """Return a descriptor of the folder at `names` below `folder`. Closes `folder`, also on an error.
+
+    `create`: create missing folders. Raises OSError.
+    """
+    for name in names:
+        try:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=folder)
+            subfolder = os.open(name, FOLDER, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = subfolder
+    return folder
 
 
 def link_error(path: str, target: str) -> str:

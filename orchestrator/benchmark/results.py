@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.catalogue.precision import BYTES, SHORT_OF, long_name
 from cluster.errors import NotFound
-from orchestrator.benchmark import comparison, peaks
+from orchestrator.benchmark import comparison
 from workers.benchmark.cases import catalogue
 from workers.benchmark.host import classify
 from workers.measurement import statistics
@@ -204,7 +204,7 @@ def _limits(summaries: dict[str, Data], targets: Data) -> None:
     """Add shares of the vendor's peak, and of the rates this device reached in this run's products and copies."""
     for name, target in targets.items():
         of_target = [c for c in summaries.values() if c["target"] == name and c["call_s"]]
-        vendor = peaks.vendor_peak(target.get("kind", ""))
+        vendor = comparison.vendor_peak(target.get("kind", ""))
         products = {
             precision: _highest_rate(of_target, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()
         }

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cluster import catalogue
+from cluster.catalogue import lookup
 from cluster.catalogue.precision import short_name
-from orchestrator.core import roofline
-from orchestrator.core.durations import duration_text
+from orchestrator.core.timing import duration_text
 
 if TYPE_CHECKING:
     from orchestrator.core.model import Job
@@ -95,12 +95,12 @@ class Throughput:
         """Estimate a rate from published figures, based on the fastest comparable kind that was measured."""
         workload, mode, kind, precision = key
         rows = ((other, self.rows.get((workload, mode, other, precision))) for other in catalogue.models())
-        comparable = [(row, other) for other, row in rows if row and roofline.ratio(kind, other, precision)]
+        comparable = [(row, other) for other, row in rows if row and lookup.speed_ratio(kind, other, precision)]
         if not comparable:
             return None
         best, other = max(comparable, key=lambda pair: pair[0].items_per_s)
-        rate = best.items_per_s * (roofline.ratio(kind, other, precision) or 1.0)
-        return Estimated(rate, rate / roofline.ERROR_FACTOR, rate * roofline.ERROR_FACTOR, best.item, 0, other)
+        rate = best.items_per_s * (lookup.speed_ratio(kind, other, precision) or 1.0)
+        return Estimated(rate, rate / lookup.SPEED_ERROR_FACTOR, rate * lookup.SPEED_ERROR_FACTOR, best.item, 0, other)
 
     def sentence(self, job: "Job", candidate: int, kind: str, now_s: float) -> str:
         """Return e.g. `measured 1234 samples/s [1200, 1260] 2 h ago in bench-12ab34`, an estimate with its source, or

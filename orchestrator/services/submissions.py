@@ -15,7 +15,7 @@ from orchestrator.core.jobs.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
 from orchestrator.core.throughput import with_code
 from orchestrator.limits import TooManyJobs, max_waiting_jobs
-from orchestrator.runtime import crash_hook
+from orchestrator.runtime import crash_points
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.runtime.controller.secrets import resolve_secrets
 from orchestrator.runtime.files.code_archives import ServerCodeArchives
@@ -59,7 +59,7 @@ class _Acceptance:
     def __call__(self) -> StoredResponse:
         response = self.accept()
         self.accepted = True
-        crash_hook.point("event:submitted:before")
+        crash_points.point("event:submitted:before")
         return response
 
 
@@ -141,7 +141,7 @@ class Submissions:
         ]
 
     def _on_durable(self, records: list[Record]) -> None:
-        crash_hook.point("event:submitted:after")
+        crash_points.point("event:submitted:after")
         self._on_accepted(records)
 
     def _accept(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.show.setting_text import settings_text
 from orchestrator.show.table import TableStack, TextTable, facts, grid
 from orchestrator.terminal_text import escape_control, one_line
 from orchestrator.units import duration, time_since
@@ -24,6 +23,13 @@ STATUS_TEXTS = {
 }
 TIMES = "times are of the fastest parts; 2× means half the time of the first target, or of the first kernels"
 SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
+
+
+def settings_text(result: dict[str, Any]) -> str:
+    """Format settings as `fp32 O1 cold by triton`."""
+    cold = " cold" if result["regime"] == "cold" else ""
+    kernels = f" by {result['kernels']}" if result.get("kernels") else ""
+    return f"{result['precision']} {result['level']}{cold}{kernels}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from faults import some_or_all, until
 from cluster.errors import FleetError, PolyfleetError
 from orchestrator import Orchestrator
 from orchestrator.client import client
-from orchestrator.core.controller import crash_points
 from orchestrator.home import daemon
-from orchestrator.runtime import crash_hook
+from orchestrator.runtime import crash_points
 
 pytestmark = pytest.mark.full
 
@@ -69,7 +68,7 @@ class Chain(threading.Thread):
 
     def _died(self):
         log = self._fleet.log()
-        if crash_hook.crash_line(self.point) in log[self._log_at :]:
+        if crash_points.crash_line(self.point) in log[self._log_at :]:
             self.deaths[self._left.pop(0)] = None
         else:
             self.wrong = f"the server ended, and not at {self.point}: {log[self._log_at :][-500:]}"

@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.controller import crash_points
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.core.step import control as core
+from orchestrator.runtime import crash_points
 from tests.simulator.agent_poller import RETRY_S, AgentPolling
 from tests.simulator.command_executor import SimulatedExecutor
 from tests.simulator.state_changes import StateWatch

@@ -4,7 +4,7 @@ jump. Its end is always the same.
 
 import pytest
 
-from orchestrator.core.controller import crash_points
+from orchestrator.runtime import crash_points
 from tests.simulator.scenario import Scenario
 
 ENDS = {

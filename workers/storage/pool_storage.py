@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.input.checkpoint_location import path_error
-from cluster.input.safe_path_walk import FOLDER, descend
+from cluster.input.folder_entries import FOLDER, descend
 from cluster.input.untrusted_files import MAX_INTEGER
 from cluster.paths import storage_dir
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.benchmark.report.svg import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
-from orchestrator.show.setting_text import settings_text
+from orchestrator.show.benchmark import settings_text
 from workers.measurement.statistics import fastest_part_s
 
 Data = dict[str, Any]

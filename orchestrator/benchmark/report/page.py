@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.benchmark.report import figures, sentences
-from orchestrator.show.benchmark import SIGNS, STATUS_TEXTS
-from orchestrator.show.setting_text import settings_text
+from orchestrator.show.benchmark import SIGNS, STATUS_TEXTS, settings_text
 from orchestrator.terminal_text import escape_control
 from orchestrator.units import duration, size
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import FleetError, PolyfleetError, UserError
-from orchestrator.cli.jobs.escape_sequence import EscapeFilter
 from orchestrator.cli.terminal.errors import BROKEN_PIPE, INTERRUPTED
 from orchestrator.cli.terminal.output import JobArgument, print_message
 
@@ -30,6 +29,7 @@ Rank = Annotated[int, typer.Option("--rank", help="Rank beside which the command
 PIECE_BYTES = 64 << 10
 SIGNAL_CODE = 128
 RESIZED, DONE = b"r", b"d"
+LEAVE, TILDE, NEWLINES = ord("."), ord("~"), b"\r\n"
 
 
 def exec_(ctx: typer.Context, ref: JobArgument, rank: Rank = 0) -> None:
@@ -230,3 +230,30 @@ def _raw_keyboard(client: "Client", exec_id: str) -> Iterator[Keyboard]:
         signal.signal(signal.SIGWINCH, resized)
         keyboard.wake(DONE)
         thread.join(1.0)
+
+
+class EscapeFilter:
+    """Filter for typed bytes that finds Enter, then `~.`: as in ssh, this leaves even a shell that does not respond.
+
+    `~~` at the start of a line sends one `~`; `~` before another character is sent, too.
+    """
+
+    def __init__(self) -> None:
+        self._at_line_start, self._pending_tilde = True, False
+
+    def feed(self, typed: bytes) -> tuple[bytes, bool]:
+        """Return (bytes to send, whether to leave)."""
+        sent = bytearray()
+        for char in typed:
+            if self._pending_tilde:
+                self._pending_tilde = False
+                if char == LEAVE:
+                    return bytes(sent), True
+                if char != TILDE:
+                    sent.append(TILDE)
+            elif self._at_line_start and char == TILDE:
+                self._pending_tilde, self._at_line_start = True, False
+                continue
+            sent.append(char)
+            self._at_line_start = char in NEWLINES
+        return bytes(sent), False

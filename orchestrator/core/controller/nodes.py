@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.types import Device, NodeFacts
-from orchestrator.core.durations import duration_text
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.model import Devices, Event
-from orchestrator.core.timing import NODE_SILENT_S
+from orchestrator.core.timing import NODE_SILENT_S, duration_text
 from workers.protocol.messages import PROTOCOL
 
 OWNER_PREFIX = "node/"

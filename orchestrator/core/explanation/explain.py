@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster.errors import nearest
 from orchestrator.core.controller.scaling import NEW_NODE_PREFIX
-from orchestrator.core.durations import duration_text
-from orchestrator.core.jobs.expected_duration import expectation
-from orchestrator.core.jobs.urgency import slack_s
+from orchestrator.core.jobs.expected_duration import expectation, slack_s
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot, Start
 from orchestrator.core.plan.options.backfill import held_by
 from orchestrator.core.plan.options.capacity import FreeCapacity, request_key
@@ -24,6 +22,7 @@ from orchestrator.core.plan.options.host_memory import max_nodes_together
 from orchestrator.core.plan.options.placement_options import refusal_reasons, with_notes
 from orchestrator.core.plan.plan import plan
 from orchestrator.core.states import TERMINAL, WAITING, State
+from orchestrator.core.timing import duration_text
 
 MAX_CACHED_REASONS = 1000
 

@@ -1,4 +1,4 @@
-"""Estimate how long a job would still run, by kind and number of devices, from a snapshot."""
+"""Estimate how long a job would still run, by kind and number of devices, and how urgent its deadline makes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,12 @@ from orchestrator.core.policy import HIGHEST
 
 RESTART_S = 60.0
 """Assumed duration of a start, for a job whose own start was not measured yet."""
+
+MAX_WEIGHT = 16.0
+"""Weight of a job that must start now to meet its deadline; a job without a deadline has weight 1."""
+
+NEAR_S = 600.0
+"""The extra weight is halved if the slack equals the remaining time, or these seconds if the job is shorter."""
 
 NO_PROGRESS = Progress()
 
@@ -58,3 +64,18 @@ def restart_s(job: str, snapshot: Snapshot) -> float:
     """Return the cost of a start or move: seconds from placement to the first step."""
     progress = snapshot.progress.get(job)
     return progress.starts_s if progress and progress.starts_s else RESTART_S
+
+
+def slack_s(job: Job, wall_s: float, remaining_s: float) -> float:
+    """Return how long the job can still wait and meet its deadline; below 0: it will miss it."""
+    return job.deadline_s - wall_s - remaining_s
+
+
+def urgency(job: Job, wall_s: float, remaining_s: float) -> float:
+    """Return a weight from 1 to MAX_WEIGHT. `remaining_s` is the job's remaining time at its best place.
+
+    A job that will miss its deadline has weight 1, so that it does not delay jobs that can meet theirs.
+    """
+    if not job.deadline_s or (slack := slack_s(job, wall_s, remaining_s)) < 0:
+        return 1.0
+    return 1.0 + (MAX_WEIGHT - 1.0) / (1.0 + slack / max(remaining_s, NEAR_S))

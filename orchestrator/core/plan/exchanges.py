@@ -6,13 +6,13 @@ Running jobs exchange places if one gains more time by that than the others lose
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.core.durations import duration_text
 from orchestrator.core.jobs.expected_duration import ExpectedDuration, restart_s
 from orchestrator.core.model import Running, Snapshot
 from orchestrator.core.placement_slots import Place
 from orchestrator.core.plan.assignment.job_order import LeavingJob
 from orchestrator.core.plan.moves import fullest, is_worth_moving, movable_attempts, nodes_at
 from orchestrator.core.plan.options.capacity import FreeCapacity
+from orchestrator.core.timing import duration_text
 
 UNCHANGED = ExpectedDuration(0.0, has_evidence=True)
 """Expected difference for a job that moves to other nodes of its island: it only has to start again."""

@@ -8,13 +8,13 @@ it would then end earlier by more than the move takes.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.core.durations import duration_text
 from orchestrator.core.jobs.expected_duration import Expect, ExpectedDuration, in_state_s, restart_s
 from orchestrator.core.model import Devices, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island, Place, PlaceReservation
 from orchestrator.core.plan.assignment.job_order import LeavingJob
 from orchestrator.core.plan.options.backfill import Reservation
 from orchestrator.core.plan.options.capacity import FreeCapacity
+from orchestrator.core.timing import duration_text
 
 RESERVATION_S = 300.0
 """Seconds that devices stay reserved for a job that moves to them, or for which others save and stop."""

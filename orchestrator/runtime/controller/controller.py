@@ -23,7 +23,7 @@ from orchestrator.core.policy import Policy, Project
 from orchestrator.core.step import control
 from orchestrator.core.step.placement import snapshot
 from orchestrator.core.throughput import History, Throughput
-from orchestrator.runtime import crash_hook
+from orchestrator.runtime import crash_points
 from orchestrator.runtime.agents import reservations
 from orchestrator.runtime.agents.agents import HEAD_LATE_S, Agents
 from orchestrator.runtime.agents.leave_cluster import leave_cluster
@@ -326,12 +326,12 @@ class ControllerThread(threading.Thread):
 
     def _execute(self, commands: list[Command]) -> None:
         for command in commands:
-            crash_hook.point(f"command:{type(command).__name__}:before")
+            crash_points.point(crash_points.command_point(command, crash_points.BEFORE))
             try:
                 self._executor.execute(command)
             except Exception:
                 log.exception("%s could not be started", command)
-            crash_hook.point(f"command:{type(command).__name__}:after")
+            crash_points.point(crash_points.command_point(command, crash_points.AFTER))
 
     def _poll(self) -> None:
         """Poll for changes: Ray's nodes and reservations, and each agent's attempts."""

@@ -18,7 +18,7 @@ from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.model import Event
 from orchestrator.core.step import control
-from orchestrator.runtime import crash_hook
+from orchestrator.runtime import crash_points
 from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.pending_request import PendingRequest
 from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
@@ -134,12 +134,12 @@ class StepBatch:
 
     def _commit(self, events: list[Event]) -> None:
         for event in events:
-            crash_hook.point(f"event:{event.event}:before")
+            crash_points.point(crash_points.event_point(event.event, crash_points.BEFORE))
         if events:
             self._before_write()
             self._jobs.commit(events)
         for event in events:
-            crash_hook.point(f"event:{event.event}:after")
+            crash_points.point(crash_points.event_point(event.event, crash_points.AFTER))
 
     def _with_stored_jobs(self, message: Any, state: Control) -> Any:
         """Add to an agent's reply which of its jobs are in the store, in addition to those open in `state`."""

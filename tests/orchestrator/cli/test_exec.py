@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.errors import NotFound
-from orchestrator.cli.jobs.escape_sequence import EscapeFilter
+from orchestrator.cli.jobs.execs import EscapeFilter
 from orchestrator.client import client as http
 from orchestrator.runtime.logs.exec_relay import ExecRequest
 

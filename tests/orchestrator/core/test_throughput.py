@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import roofline
+from cluster.catalogue import lookup
 from orchestrator.core.explanation.explain import explain
 from orchestrator.core.jobs.remaining_time import Evidence, has_evidence
 from orchestrator.core.model import Progress
@@ -141,7 +141,7 @@ def test_of_kinds_of_one_vendor_published_figures_tell_the_faster_where_only_one
     ],
 )
 def test_the_ratio_of_published_figures(kind, other, precision, expected):
-    found = roofline.ratio(kind, other, precision)
+    found = lookup.speed_ratio(kind, other, precision)
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
@@ -150,7 +150,7 @@ def test_an_estimate_is_of_the_fastest_kind_that_was_measured_and_has_an_interva
     rows = {("digits", "train", kind, "fp32"): rate(value) for kind, value in MEASURED.items()}
     found = Throughput(rows).estimated(job, 0, "nvidia:V100-16GB")
     assert found.measured_kind == "nvidia:A100-80GB"
-    assert found.items_per_s == 1000 * roofline.ratio("nvidia:V100-16GB", "nvidia:A100-80GB", "fp32") < 1000
+    assert found.items_per_s == 1000 * lookup.speed_ratio("nvidia:V100-16GB", "nvidia:A100-80GB", "fp32") < 1000
     assert found.low < found.items_per_s < found.high
 
 

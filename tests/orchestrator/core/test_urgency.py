@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.explanation.explain import explain
-from orchestrator.core.jobs.urgency import MAX_WEIGHT, urgency
+from orchestrator.core.jobs.expected_duration import MAX_WEIGHT, urgency
 from orchestrator.core.model import DeclaredWork
 from orchestrator.core.plan.plan import plan
 

@@ -21,7 +21,7 @@ from cluster.host.processes import identify, is_alive
 from orchestrator.client import client
 from orchestrator.home import daemon, server_record
 from orchestrator.home.server_record import ServerRecord
-from orchestrator.runtime import crash_hook
+from orchestrator.runtime import crash_points
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -283,7 +283,7 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
     with pytest.raises(httpx.TransportError):
         submitted(server)
     wait_for(lambda: not is_alive(server.process))
-    assert crash_hook.crash_line(f"event:submitted:{side}") in daemon.log_path(home).read_text()
+    assert crash_points.crash_line(f"event:submitted:{side}") in daemon.log_path(home).read_text()
     monkeypatch.delenv("POLYFLEET_CRASH_AT")
     server = start(home)
     with client.connect(home, start=False) as there:

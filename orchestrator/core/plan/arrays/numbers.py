@@ -4,9 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-NodeNumbers = dict[int, tuple[int, ...]]
-"""Node -> numbers of its devices."""
-
 
 class FreeNumbers:
     """Free devices of one island by node, updated when devices are allocated and freed.

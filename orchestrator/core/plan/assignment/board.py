@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.jobs.expected_duration import Expect, ExpectedDuration, restart_s
-from orchestrator.core.jobs.urgency import urgency
+from orchestrator.core.jobs.expected_duration import Expect, ExpectedDuration, restart_s, urgency
 from orchestrator.core.model import Candidate, Job, Running, Snapshot
 from orchestrator.core.placement_slots import Island, Place
 from orchestrator.core.plan.arrays.planner_jobs import WAITS, Floats, Integers, Work

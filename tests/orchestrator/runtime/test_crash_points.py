@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import get_args
 
 import orchestrator.core
-from orchestrator.core.controller import commands, crash_points
+from orchestrator.core.controller import commands
 from orchestrator.core.controller.commands import Command
+from orchestrator.runtime import crash_points
 
 CORE = Path(orchestrator.core.__file__).parent
 

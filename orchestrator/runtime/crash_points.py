@@ -1,8 +1,10 @@
-"""Names of the points where tests kill a controller: before and after each stored event and each command.
+"""Named points where tests crash this process, e.g. POLYFLEET_CRASH_AT=event:placed:after.
 
-Pure: runtime/ calls the hook that a test has installed.
+They are before and after each stored event and each command.
 """
 
+import os
+import sys
 from typing import get_args
 
 from orchestrator.core.controller.commands import Command
@@ -10,7 +12,21 @@ from orchestrator.core.controller.nodes import EVENTS as OF_NODES
 from orchestrator.core.jobs.fold import NOTES
 from orchestrator.core.states import EVENTS
 
+AT = os.environ.get("POLYFLEET_CRASH_AT", "")
+CODE = 137
 BEFORE, AFTER = "before", "after"
+
+
+def crash_line(name: str) -> str:
+    """The last line that a process prints when it ends at a crash point."""
+    return f"POLYFLEET_CRASH_AT: this process ends at {name}"
+
+
+def point(name: str) -> None:
+    """Exit as if by `kill -9` if POLYFLEET_CRASH_AT has this name."""
+    if name == AT:
+        print(crash_line(name), file=sys.stderr, flush=True)  # noqa: T201 - tests wait for this line
+        os._exit(CODE)
 
 
 def event_point(event: str, side: str) -> str:
