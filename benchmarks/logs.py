@@ -59,8 +59,8 @@ class OneNode:
         from orchestrator.core.jobs.fold import Attempt, Record
         from orchestrator.core.model import Job
         from orchestrator.core.states import State
-        from orchestrator.runtime.logs.log_copies import LogCopies
-        from orchestrator.runtime.logs.logs import JobLogs
+        from orchestrator.runtime.jobs.log_copies import LogCopies
+        from orchestrator.runtime.jobs.logs import JobLogs
 
         placed = (("n0/cpu", (0,)),)
         attempt = Attempt(1, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0)

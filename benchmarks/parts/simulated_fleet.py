@@ -29,8 +29,8 @@ from orchestrator.runtime.files.code_archives import ServerCodeArchives
 from orchestrator.runtime.files.data_moves import DataMoves
 from orchestrator.runtime.files.data_store import DataStore
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.runtime.logs.log_copies import LogCopies
-from orchestrator.runtime.logs.log_preservation import LogPreservation
+from orchestrator.runtime.jobs.log_copies import LogCopies
+from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.store.events.event_store import EventStore
 
 

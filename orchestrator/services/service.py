@@ -25,9 +25,8 @@ from orchestrator.runtime.checkpoints.bandwidth_limit import RateLimit, copy_byt
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.runtime.controller import repair
 from orchestrator.runtime.controller.controller import ControllerThread
-from orchestrator.runtime.controller.inbox import Inbox
+from orchestrator.runtime.controller.inbox import Inbox, Liveness
 from orchestrator.runtime.controller.launch import Launcher
-from orchestrator.runtime.controller.liveness import Liveness
 from orchestrator.runtime.controller.repair import RepairThread
 from orchestrator.runtime.files.code_archives import ServerCodeArchives, UnusedArchives
 from orchestrator.runtime.files.data_moves import DataMoves
@@ -37,16 +36,15 @@ from orchestrator.runtime.health.fleet_ready import FleetReadiness
 from orchestrator.runtime.health.health_snapshot import HealthCollector
 from orchestrator.runtime.health.host_rejoin import RejoinThread
 from orchestrator.runtime.health.last_inventory import LastInventory
-from orchestrator.runtime.jobs import cleanup, jobs_page
+from orchestrator.runtime.jobs import cleanup
 from orchestrator.runtime.jobs.cleanup import Housekeeping
+from orchestrator.runtime.jobs.exec_relay import ExecRelay
 from orchestrator.runtime.jobs.files_limit import FilesLimit, keep_files_bytes
 from orchestrator.runtime.jobs.histories import Histories
-from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.runtime.jobs.jobs_page import JobsPage, JobsQuery
-from orchestrator.runtime.logs.exec_relay import ExecRelay
-from orchestrator.runtime.logs.log_copies import LogCopies
-from orchestrator.runtime.logs.log_preservation import LogPreservation
-from orchestrator.runtime.logs.logs import JobLogs
+from orchestrator.runtime.jobs.jobs import Jobs, JobsPage, JobsQuery
+from orchestrator.runtime.jobs.log_copies import LogCopies
+from orchestrator.runtime.jobs.log_preservation import LogPreservation
+from orchestrator.runtime.jobs.logs import JobLogs
 from orchestrator.services.job_views import JobViews
 from orchestrator.services.service_benchmarks import BenchmarkVerbs
 from orchestrator.services.service_checkpoints import CheckpointVerbs
@@ -181,7 +179,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def jobs(self, query: JobsQuery) -> JobsPage:
         """One page of the list, the newest last, and where the next page begins."""
         fields = query.fields or FIELDS
-        records, before = jobs_page.page(self.jobs_table, query)
+        records, before = self.jobs_table.select(query)
         return JobsPage([self._views.fields(record, fields) for record in records], before)
 
     def cancel(self, ref: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from typing import Any
 
 from orchestrator.core.jobs.fold import Record
 from orchestrator.runtime.health.fleet_ready import FleetReadiness
+from orchestrator.runtime.jobs.exec_relay import ExecRelay, ExecRequest
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.runtime.logs.exec_relay import ExecRelay, ExecRequest
-from orchestrator.runtime.logs.logs import JobLogs
+from orchestrator.runtime.jobs.logs import JobLogs
 
 
 class LogVerbs:

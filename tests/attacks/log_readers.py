@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.runtime.logs.log_copies import LogCopies
-from orchestrator.runtime.logs.logs import JobLogs
+from orchestrator.runtime.jobs.log_copies import LogCopies
+from orchestrator.runtime.jobs.logs import JobLogs
 
 Node = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))["Node"]
 

@@ -14,9 +14,9 @@ from log_readers import Direct, Node, lines, reader, record
 
 from cluster.errors import FleetError
 from orchestrator.core.controller.commands import RemoveFiles
-from orchestrator.runtime.logs import log_copies
-from orchestrator.runtime.logs.log_copies import LogCopies
-from orchestrator.runtime.logs.log_preservation import TRIES, LogPreservation
+from orchestrator.runtime.jobs import log_copies
+from orchestrator.runtime.jobs.log_copies import LogCopies
+from orchestrator.runtime.jobs.log_preservation import TRIES, LogPreservation
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sqlalchemy
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import TERMINAL
-from orchestrator.runtime.jobs.jobs_page import JobsQuery
+from orchestrator.runtime.jobs.jobs import JobsQuery
 
 ENDED = 5000
 RUN = {"task": "run", "command": "true", "name": "hello"}

@@ -191,7 +191,7 @@ def _idle_since_s(draft: Draft, tick: Tick) -> dict[str, float]:
     """Return since when each node of a growing pool is unused by attempts and requests to its agent.
 
     A node with ended attempts that it has not removed is in use: their logs are copied first
-    (runtime/logs/log_copies.py).
+    (runtime/jobs/log_copies.py).
     """
     scaling, pools = _scaling(draft), {group.pool for group in _scaling(draft).groups}
     idle = {}

@@ -35,7 +35,7 @@ from orchestrator.runtime.checkpoints.checkpoint_replicator import Replicator
 from orchestrator.runtime.controller.launch import Launcher
 from orchestrator.runtime.controller.repair import RepairThread
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.runtime.logs.log_preservation import LogPreservation
+from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.store.events.event_store import EventStore
 
 log = logging.getLogger(__name__)

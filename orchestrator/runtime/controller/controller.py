@@ -31,13 +31,12 @@ from orchestrator.runtime.agents.ray_calls import RAY
 from orchestrator.runtime.agents.ray_link import RayLink, before_joining
 from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.command_executor import CommandExecutor
-from orchestrator.runtime.controller.inbox import Inbox
+from orchestrator.runtime.controller.inbox import Inbox, Liveness
 from orchestrator.runtime.controller.launch import Launcher
-from orchestrator.runtime.controller.liveness import Liveness
 from orchestrator.runtime.controller.repair import RepairThread
 from orchestrator.runtime.controller.step_batch import CYCLE_S, StepBatch
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.runtime.logs.log_preservation import LogPreservation
+from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.spec import installed_policies, node_groups
 from orchestrator.store.events.database_setting import is_other_database
 from orchestrator.store.events.event_store import EventStore

@@ -1,17 +1,23 @@
-"""Queue of messages for the controller's thread.
+"""What other threads share with the controller's thread: the queue of its messages, and when its last cycle ended.
 
 Messages stay until all events that follow from them are stored.
 """
 
+import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from cluster.errors import PolyfleetError
 from orchestrator.core.controller import messages as m
 from orchestrator.runtime.controller.pending_request import RESULT_S, PendingRequest
+
+log = logging.getLogger(__name__)
+
+MAX_REPAIRS = 50
 
 
 class Inbox:
@@ -69,3 +75,33 @@ class Inbox:
         for request in [item for item in self.pending if isinstance(item, PendingRequest)]:
             request.finish(error)
         self.pending = [item for item in self.pending if not isinstance(item, PendingRequest)]
+
+
+class Liveness:
+    """When the last cycle ended and what the thread does now, for other threads.
+
+    `activity`: current activity. `error`: error of the last cycle, "" if it succeeded.
+    """
+
+    def __init__(self) -> None:
+        self.activity, self.error, self.failures = "starting", "", 0
+        self._ended_s = time.monotonic()
+        self._repairs: deque[tuple[float, str, str]] = deque(maxlen=MAX_REPAIRS)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the end of the last cycle."""
+        return time.monotonic() - self._ended_s
+
+    def cycle_ended(self, error: str = "") -> None:
+        self.error, self.failures = error, self.failures + 1 if error else 0
+        self._ended_s = time.monotonic()
+
+    def add_repair(self, node: str, sentence: str) -> None:
+        log.warning("%s", sentence)
+        self._repairs.append((time.time(), node, sentence))
+
+    def repairs(self, within_s: float) -> list[tuple[str, str, str]]:
+        """Recent repairs as (time, node, sentence)."""
+        recent = [r for r in list(self._repairs) if time.time() - r[0] < within_s]
+        return [(time.strftime("%H:%M:%S UTC", time.gmtime(t)), node, sentence) for t, node, sentence in recent]

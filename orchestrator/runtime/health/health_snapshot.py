@@ -4,7 +4,7 @@ Runs in the request's thread. It takes no lock that the controller's thread hold
 nor an agent, so it returns even if these hang.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cluster.serialization import to_plain
@@ -19,7 +19,6 @@ from orchestrator.runtime.controller.repair import RepairThread
 from orchestrator.runtime.health import health
 from orchestrator.runtime.health.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth
 from orchestrator.runtime.health.host_rejoin import RejoinThread
-from orchestrator.runtime.logs import unreadable_output
 from orchestrator.store.events.event_store import EventStore
 
 REPAIRS_VISIBLE_S = 600.0
@@ -98,7 +97,7 @@ class HealthCollector:
 
     def findings(self) -> list[tuple[str, Finding]]:
         """(node or "", finding) about the server itself, its fleet and what jobs wrote."""
-        return [*health.findings(self.snapshot()), *unreadable_output.findings(self._agents.unreadable_output())]
+        return [*health.findings(self.snapshot()), *_unreadable_output(self._agents.unreadable_output())]
 
     def view(self) -> dict[str, Any]:
         """The snapshot and its findings as JSON data, for `status`."""
@@ -109,3 +108,13 @@ class HealthCollector:
 def _down_reason(node: Node) -> str:
     """Why the node cannot be used at all, or ""."""
     return node.lost_reason or node.unsupported_reason or node.agent_error
+
+
+def _unreadable_output(by_node: Iterable[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator[tuple[str, Finding]]:
+    """Yield (node, finding) for each attempt with unreadable output. The subject of a finding is the job."""
+    for node, attempts in by_node:
+        for key, record in sorted(attempts.items()):
+            job = key.rsplit(".", 2)[0]
+            times = "once" if record["count"] == 1 else f"{record['count']} times"
+            message = f"attempt {key} wrote invalid output {times}; the last: {record['reason']}"
+            yield node, Finding("warning", job, message, f"run `polyfleet logs {job}`, or `polyfleet cancel {job}`")

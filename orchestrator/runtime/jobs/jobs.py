@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.errors import FleetError, NotFound, nearest
@@ -39,6 +39,29 @@ class StoreUnavailable(FleetError):
         if isinstance(error, ReplacedError):  # a retry cannot succeed
             stored_error.retry_after_s = None
         return stored_error
+
+
+@dataclass(frozen=True, slots=True)
+class JobsQuery:
+    """A request for a page. `before`: cursor of the previous page. `since_s`: seconds since the epoch.
+
+    Empty `states`, `name` and `since_s` select all jobs; empty `fields` selects all fields.
+    """
+
+    states: tuple[str, ...] = ()
+    name: str = ""
+    since_s: float = 0.0
+    before: int | None = None
+    limit: int = 100
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPage:
+    """A page of views, newest last. `before`: cursor for the next page, None if this is the last."""
+
+    rows: list[dict[str, Any]]
+    before: int | None = None
 
 
 class Jobs:
@@ -147,6 +170,12 @@ class Jobs:
                 if job not in self._metrics:
                     self._cache_metrics(job, metrics)
         return page
+
+    def select(self, query: JobsQuery) -> tuple[list[Record], int | None]:
+        """Return (the newest matching records, newest last; the cursor of the next, older page)."""
+        result = self.page(query.states, query.before, query.limit, query.name)
+        records = [record for record in result.records if record.job.submitted_s >= query.since_s]
+        return records, result.before if len(records) == len(result.records) else None
 
     def counts(self) -> dict[str, int]:
         """Number of jobs in each state."""

@@ -14,7 +14,7 @@ import anyio.to_thread
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from orchestrator.runtime.logs.exec_relay import MAX_RELAYS, ExecRequest
+from orchestrator.runtime.jobs.exec_relay import MAX_RELAYS, ExecRequest
 from orchestrator.server.http.service_protocol import Data, ServiceProtocol
 from orchestrator.server.http.streams import Item, StreamLimitExceeded, events
 

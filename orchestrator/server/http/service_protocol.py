@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.runtime.files.job_files import FolderRef
-from orchestrator.runtime.jobs.jobs_page import JobsPage, JobsQuery
-from orchestrator.runtime.logs.exec_relay import ExecRequest
+from orchestrator.runtime.jobs.exec_relay import ExecRequest
+from orchestrator.runtime.jobs.jobs import JobsPage, JobsQuery
 from orchestrator.services.submissions import Submission
 
 Data = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import SpecError
-from orchestrator.runtime.logs.exec_relay import ExecRequest
+from orchestrator.runtime.jobs.exec_relay import ExecRequest
 from orchestrator.server.http.exec_streams import exec_threads, run
 from orchestrator.server.http.request_bodies import Command, Input, Size
 from orchestrator.server.http.response_views import returns, streams_events

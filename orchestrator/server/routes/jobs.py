@@ -8,7 +8,7 @@ from pydantic import StringConstraints
 
 from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
-from orchestrator.runtime.jobs.jobs_page import JobsQuery
+from orchestrator.runtime.jobs.jobs import JobsQuery
 from orchestrator.server.http.request_bodies import MAX_INTEGER, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
 from orchestrator.server.http.response_views import returns, streams_events
 from orchestrator.server.http.responses import json_response

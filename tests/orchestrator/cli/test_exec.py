@@ -13,7 +13,7 @@ import pytest
 from cluster.errors import NotFound
 from orchestrator.cli.jobs.execs import EscapeFilter
 from orchestrator.client import client as http
-from orchestrator.runtime.logs.exec_relay import ExecRequest
+from orchestrator.runtime.jobs.exec_relay import ExecRequest
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_input_given_twice_counts_once_and_output_that_was_lost_is_given_again(l
 
 
 def test_who_ran_what_is_in_the_servers_log(polyfleet, job, caplog):
-    with caplog.at_level(logging.INFO, "orchestrator.runtime.logs.exec_relay"):
+    with caplog.at_level(logging.INFO, "orchestrator.runtime.jobs.exec_relay"):
         polyfleet("exec", job, "--", "echo", "a b\nexec 123 by root", stdin=subprocess.DEVNULL)
     begun, ended = (record.getMessage() for record in caplog.records)
     assert f"beside rank 0 of attempt 1 of {job} on " in begun

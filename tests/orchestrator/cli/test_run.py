@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.cli.jobs.job_arguments import find_needed_file
 from orchestrator.client import client as http
-from orchestrator.runtime.jobs.jobs_page import JobsQuery
+from orchestrator.runtime.jobs.jobs import JobsQuery
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.client import client as http
 from orchestrator.code_archives import code_archive
-from orchestrator.runtime.jobs.jobs_page import JobsQuery
+from orchestrator.runtime.jobs.jobs import JobsQuery
 
 JOB = """
 name: from-file

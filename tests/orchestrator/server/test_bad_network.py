@@ -20,7 +20,7 @@ from orchestrator.client import client as http
 from orchestrator.client.server_connection import ResponseLost
 from orchestrator.client.transport import BrokenConnection
 from orchestrator.code_archives.code_archive import SCRATCH_PREFIX
-from orchestrator.runtime.jobs.jobs_page import JobsQuery
+from orchestrator.runtime.jobs.jobs import JobsQuery
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = [

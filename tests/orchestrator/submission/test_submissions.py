@@ -121,7 +121,7 @@ def test_an_accepted_job_looks_as_its_view_does(live):
 
 
 def _all():
-    from orchestrator.runtime.jobs.jobs_page import JobsQuery
+    from orchestrator.runtime.jobs.jobs import JobsQuery
 
     return JobsQuery()
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from orchestrator.core.controller.commands import RemoveFiles
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.runtime.logs.log_copies import LogCopies
-from orchestrator.runtime.logs.logs import placed_ranks
+from orchestrator.runtime.jobs.log_copies import LogCopies
+from orchestrator.runtime.jobs.logs import placed_ranks
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from orchestrator.core.jobs.fold import Record
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.limits import LimitExceeded
 from orchestrator.runtime.agents.agents import Agents
-from orchestrator.runtime.logs.logs import placed_ranks
+from orchestrator.runtime.jobs.logs import placed_ranks
 from orchestrator.terminal_text import one_line
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
 from orchestrator.log_lines import join_lines, parse_line
 from orchestrator.runtime.agents.agents import Agents
-from orchestrator.runtime.logs.log_copies import LogCopies
+from orchestrator.runtime.jobs.log_copies import LogCopies
 
 BACK = "run `polyfleet up` to restart a node that is down"
 STAMP = len("2026-11-20T23:14:53.123456Z")
