@@ -196,7 +196,7 @@ class LiveAttempt:
         return replace(self, parts=parts, last_event_at=self.last_event_at if position is None else position)
 
 
-def attempt_of(record: Record, now_s: float, *, launching: bool = False, last_position: int = 0) -> LiveAttempt | None:
+def attempt_of(record: Record, now_s: float, *, launching: bool = False) -> LiveAttempt | None:
     """Return the attempt of `record` that may still hold devices, or None."""
     attempt = record.live_attempt
     if attempt is None:
@@ -206,4 +206,4 @@ def attempt_of(record: Record, now_s: float, *, launching: bool = False, last_po
     for devices_id, numbers in attempt.allocation:
         parts.append(AttemptPart(node_of(devices_id), devices_id, numbers, first_rank))
         first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
-    return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, launching, last_position)
+    return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, launching)
