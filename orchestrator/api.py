@@ -18,7 +18,7 @@ from orchestrator.client.inventory import backend_rows
 from orchestrator.show import benchmark as show_benchmark
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.notebook_views import KeyValueView, TableView
+from orchestrator.show.notebook_views import KeyValueView, TableView, schema_fields
 from orchestrator.show.table import TableStack
 from orchestrator.spec.job_spec import JobSpec
 from orchestrator.spec.schemas import get_schema
@@ -133,13 +133,13 @@ class Orchestrator:
         """
         return JobHandle(self._client, self._client.migrate(ref, to)["id"])
 
-    def drain(self, node: str, *, now: bool = False, reason: str = "") -> Data:
+    def drain(self, node: str, *, now: bool = False, reason: str = "") -> KeyValueView:
         """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
-        return self._client.node_drain(node, now, reason)
+        return KeyValueView(self._client.node_drain(node, now, reason), show_fleet.node_state)
 
-    def resume(self, node: str) -> Data:
+    def resume(self, node: str) -> KeyValueView:
         """Place jobs on a node again."""
-        return self._client.node_resume(node)
+        return KeyValueView(self._client.node_resume(node), show_fleet.node_state)
 
     def benchmark(
         self,
@@ -173,9 +173,9 @@ class Orchestrator:
     def cancel_benchmark(self, run: str) -> KeyValueView:
         return KeyValueView(self._client.benchmark_cancel(run), show_benchmark.view)
 
-    def schema(self, kind: str) -> Data:
-        """JSON Schema of a `job` or a `fleet` file."""
-        return get_schema(kind)
+    def schema(self, kind: str) -> KeyValueView:
+        """JSON Schema of a `job` or a `fleet` file. Printed, it is a table of the file's fields."""
+        return KeyValueView(get_schema(kind), schema_fields)
 
     def __repr__(self) -> str:
         return f"<Orchestrator at {self._client.url}>"

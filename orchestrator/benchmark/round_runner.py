@@ -125,6 +125,7 @@ class RoundRunner:
             }
             self._on_hosts(measurements, self._close)
             return False
+        self._on_hosts(measurements, self._check_unchanged)
         if self._request.energy:
             self._on_hosts(measurements, self._energy)
         self._on_hosts(measurements, self._close)
@@ -210,6 +211,14 @@ class RoundRunner:
                     (measurement.control_rounds if is_control else measurement.rounds)[number] = reply
 
         self._on_hosts(measurements, on_host)
+
+    def _check_unchanged(self, local: list[Measurement]) -> None:
+        """Fail measurements whose later calls changed what they measure: their times are not of one workload."""
+        for measurement in local:
+            if measurement.is_active:
+                message = {"do": "check", "measurement": measurement.id, "limit_s": BLOCK_S}
+                if reply := self._call_optional(measurement.target, message):
+                    measurement.stop("failed", reply["failed"])
 
     def _energy(self, local: list[Measurement]) -> None:
         for measurement in local:

@@ -101,6 +101,11 @@ def host_states(rows: list[Data]) -> TextTable:
     return grid(("HOST", "ADDRESS", "NODES", "STATE"), lines, empty="no machine has joined this fleet over SSH")
 
 
+def node_state(view: Data) -> TableStack:
+    """Result of a drain, a resume or a removal of a node: one line."""
+    return TableStack((f"{view['node']}: {view['state']}",))
+
+
 def devices(nodes: list[Data]) -> TextTable:
     """One line per device, and one per node without devices."""
     rows = [row for node in nodes for row in _device_rows(node)]

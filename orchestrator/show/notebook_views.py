@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.show.table import TableStack, TextTable, text
+from orchestrator.show.table import TableStack, TextTable, grid, text
 
 Draw = Callable[[Any], TextTable | TableStack]
 MAX_LINES = 60
@@ -50,3 +50,18 @@ class KeyValueView(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return self._draw(self).html()
+
+
+def schema_fields(schema: dict[str, Any]) -> TextTable:
+    """The fields of a JSON Schema: name, type, and what the field is for."""
+    fields = schema["properties"].items()
+    rows = ((name, _schema_type(field), " ".join(field.get("description", "").split())) for name, field in fields)
+    return grid(("FIELD", "TYPE", "DESCRIPTION"), rows)
+
+
+def _schema_type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(map(_schema_type, field["anyOf"]))
+    if "enum" in field:
+        return " or ".join(map(str, field["enum"]))
+    return str(field.get("type") or field.get("$ref", "any").rpartition("/")[2])

@@ -13,7 +13,7 @@ from orchestrator.log_lines import join_lines
 from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
 from orchestrator.show.notebook_views import KeyValueView, TableView
-from orchestrator.show.table import TableStack
+from orchestrator.show.table import TableStack, facts
 from orchestrator.spec import job_spec, job_spec_parts
 from orchestrator.terminal_text import escape_control
 
@@ -130,10 +130,9 @@ class JobHandle:
         return str(self._client.job(self.id)["state"])
 
     @property
-    def metrics(self) -> Data:
+    def metrics(self) -> KeyValueView:
         """Values that the job's code reported last."""
-        metrics: Data = self._client.job(self.id)["metrics"]
-        return metrics
+        return KeyValueView(self._client.job(self.id)["metrics"], facts)
 
     def wait(self, timeout_s: float | None = None, on_update: Callable[[Data], None] | None = None) -> "JobHandle":
         """Wait until the job has ended, successfully or not. Each view until then is passed to `on_update`. Raises
@@ -205,7 +204,12 @@ class JobHandle:
         self._client.cancel(self.id)
         return self
 
+    def __str__(self) -> str:
+        """The table of the job, as `polyfleet show` prints it. Raises what a request to the server raises."""
+        return str(self.view)
+
     def __repr__(self) -> str:
+        """The id alone: a debugger or a list of many jobs must not query the server."""
         return f"<job {self.id}>"
 
     def __rich__(self) -> TableStack:

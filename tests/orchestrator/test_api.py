@@ -1,7 +1,10 @@
 """The Python interface mirrors the CLI, raises our errors, and shows itself as tables."""
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import get_type_hints
 
 import pytest
 from rich.console import Console
@@ -9,8 +12,10 @@ from rich.console import Console
 import orchestrator
 from cluster.errors import FleetError, NotFound, SpecError
 from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
+from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.notebook_views import TableView
+from orchestrator.show.notebook_views import KeyValueView, TableView
+from orchestrator.submission.jobs import JobHandle, Log, LogLine
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07"
 
@@ -147,13 +152,30 @@ def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_tha
         for shown in (o.fleet(), o.inventory(), o.backends(), o.doctor(), o.jobs(), job.view, job.explain(),
                       job.files(), o.checkpoints.list(), o.checkpoints.show(checkpoint), o.benchmark_runs(),
                       o.plan({"command": "true"}), o.offer({"command": "true"}), job.history(), job.reports(),
-                      job.result()):  # fmt: skip
+                      job.result(), job.metrics, o.schema("job"), o.schema("fleet"), o.drain("cpu-0"),
+                      o.resume("cpu-0")):  # fmt: skip
             printed = f"{shown}"
-            assert printed == repr(shown) and "{" not in printed and "\x1b" not in printed
+            assert printed == repr(shown) and "{'" not in printed and "\x1b" not in printed
             assert max(map(len, printed.split("\n"))) <= columns, printed
+        assert str(job) == str(job.view)
+    assert "working_dir" in repr(o.schema("job")) and repr(o.resume("cpu-0")) == "cpu-0: ready"
     assert "tpu:emulated" in repr(o.inventory()) and job.id in repr(o.jobs())
     many = TableView([dict(o.jobs()[0]) for _ in range(100)], show_jobs.jobs)
     assert (len(repr(many).split("\n")), repr(many).endswith("… and 41 more lines")) == (61, True)
+
+
+def test_every_public_method_returns_something_that_prints_as_a_table_or_a_text():
+    """Answers are views; the rest are texts, handles, connections and streams of log lines. None is a plain dict."""
+    printable = {TableView, KeyValueView, Log, JobHandle, Orchestrator, str, list[str], list[JobHandle], type(None)}
+    printable |= {Iterator[LogLine]}
+    answers = {
+        f"{owner.__name__}.{name}": get_type_hints(inspect.unwrap(getattr(member, "fget", member)))["return"]
+        for owner in (Orchestrator, Checkpoints, JobHandle)
+        for name, member in vars(owner).items()
+        if not name.startswith("_") and not isinstance(member, classmethod)
+    }
+    assert len(answers) > 45
+    assert {name: answer for name, answer in answers.items() if answer not in printable} == {}
 
 
 def test_what_is_on_nodes_that_are_down_is_an_error_in_python_too(o, live, checkpoint):

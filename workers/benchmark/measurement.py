@@ -60,14 +60,16 @@ class CaseSettings:
 class PreparedCase:
     """A case ready to be timed. A block is `parts` parts of `calls` calls of `call`.
 
-    `facts` are the results of preparing it; `end` releases resources other than memory. `timer` None means the
-    session's timer. `refill` prepares the inputs that the calls of a part consume, and is not timed."""
+    `facts` are the results of preparing it; `end` releases resources other than memory. `check`, after the last block,
+    raises UserError if the calls were not all of the same values. `timer` None means the session's timer. `refill`
+    prepares the inputs that the calls of a part consume, and is not timed."""
 
     call: Callable[[], Any]
     calls: int = 1
     parts: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
     end: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None
     timer: Timer | None = None
     refill: Refill = None
 
@@ -113,7 +115,7 @@ def prepare_case(
     own_timer = None if ready.synchronize is None else timer.by_host(ready.synchronize)
     facts |= {"timer": own_timer.name} if own_timer else {}
     prepared = warmed_up(call, own_timer or timer, facts, repetition.refill, repetition.max_calls or MAX_CALLS)
-    prepared.timer = own_timer
+    prepared.timer, prepared.check = own_timer, repetition.check_unchanged
     return prepared
 
 

@@ -36,6 +36,8 @@ class RepeatedCall:
         self._run, self._sample, self._inputs, self._to_host = run, sample, Inputs(sample), to_host
         self._state = ModelState(forward) if isinstance(forward, nn.Module) else None
         self._changed_state: tuple[str, ...] = ()
+        self._tensors = self._state
+        self._unchanged: dict[str, str] = {}
         self._on_host = self._inputs_on_host()
         self._first_inputs = sample if to_host else self._inputs.first()
 
@@ -64,7 +66,25 @@ class RepeatedCall:
             else:
                 self._state = None
         changed = (*self._inputs.changed, *self._changed_state)
+        self._unchanged = self._digests_of_unchanged()
         return {"changed_in_place": list(changed), "note": self._note(changed)} if changed else {}
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if a call after the second changed an input, or a parameter or buffer of a forward.
+
+        Run it after the timed part: it reads all tensors once.
+        """
+        if changed := changed_names(self._unchanged, self._digests_of_unchanged()):
+            raise UserError(
+                f"a later call changed {', '.join(changed[:MAX_NAMED])}, so the timed calls computed different results",
+                "write to a new tensor, or make each call change the same ones",
+            )
+
+    def _digests_of_unchanged(self) -> dict[str, str]:
+        """Digests of what the first two calls left as it was; a training may change its model."""
+        inputs = {} if self._inputs.changed else self._inputs_on_host() or digests(self._sample)
+        state = self._tensors.tensor_digests() if self._tensors else {}
+        return inputs | {name: digest for name, digest in state.items() if name not in self._changed_state}
 
     @property
     def call(self) -> Callable[[], Any]:
@@ -116,16 +136,19 @@ class ModelState:
             if not isinstance(value, (Tensor, *SCALAR_TYPES)) and has_tensors(value)
         }
 
+    def tensor_digests(self) -> dict[str, str]:
+        """Digests of parameters and buffers by name."""
+        parameters: dict[str, Tensor] = {f"parameter {_plain(name)}": p for name, p in self._model.named_parameters()}
+        buffers: dict[str, Tensor] = {f"buffer {_plain(name)}": b for name, b in self._model.named_buffers()}
+        return {name: tensor_digest(tensor) for name, tensor in (parameters | buffers).items()}
+
     def digests(self) -> dict[str, str]:
-        parameters = {f"parameter {_plain(name)}": p for name, p in self._model.named_parameters()}
-        buffers = {f"buffer {_plain(name)}": b for name, b in self._model.named_buffers()}
-        tensors: dict[str, Tensor] = {**parameters, **buffers}
-        attributes = {
+        """Digests of parameters, buffers and attributes that contain tensors, by name."""
+        return self.tensor_digests() | {
             name: " ".join(map(tensor_digest, tensors_in(value)))
             for name, value in self._attributes()
             if has_tensors(value)
         }
-        return {name: tensor_digest(tensor) for name, tensor in tensors.items()} | attributes
 
     def check(self, changed: tuple[str, ...]) -> tuple[str, ...]:
         """Return `changed`. Raises UserError if it contains something that cannot be restored: a parameter, or the

@@ -57,6 +57,7 @@ class Session:
             "prepare": self._open_or_error,
             "run": self._block_or_error,
             "energy": self.energy,
+            "check": self.check,
             "close": self.close,
         }
 
@@ -129,6 +130,14 @@ class Session:
         while (elapsed_s := time.monotonic() - started) < ENERGY_S:
             calls += (prepared.timer or self._timer).block(prepared.call, prepared.calls).calls
         return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
+
+    def check(self, measurement: str) -> Message:
+        """Check after the last block that all calls had the same inputs and state: {"failed": message} if not."""
+        try:
+            self._find_case(measurement).check()
+        except Exception as e:
+            return {"failed": _error_message(e)}
+        return {}
 
     def close(self) -> Message:
         for measurement in self._prepared_cases.values():

@@ -45,12 +45,15 @@ class Inputs:
         self._copies = []
         return self.changed
 
-    def probe(self, call: Callable[[], Any]) -> None:
-        """Detect whether `call`, which uses `next_input`, changes its inputs. Nothing is timed."""
-        self.changed = ("not compared yet",)
-        self.first()
-        call()
-        self.compare()
+    def probe(self, *calls: Callable[[], Any]) -> None:
+        """Detect whether one of `calls`, which use `next_input`, changes its inputs. Nothing is timed."""
+        changed: list[str] = []
+        for call in calls:
+            self.changed = ("not compared yet",)
+            self.first()
+            call()
+            changed += self.compare()
+        self.changed = tuple(dict.fromkeys(changed))
 
     def refill(self, calls: int) -> None:
         if self.changed:

@@ -52,6 +52,6 @@ def remove(node: Node, output: Output = Format.TABLE) -> None:
 
 
 def _emit_state(view: Data, output: Format) -> None:
-    from orchestrator.show.table import TableStack
+    from orchestrator.show.fleet import node_state
 
-    emit(view, output, lambda view: TableStack((f"{view['node']}: {view['state']}",)))
+    emit(view, output, node_state)

@@ -71,6 +71,12 @@ def test_every_round_has_each_arm_once_and_one_twice_in_an_order_of_chance():
     assert len(cells(lines)["a"]["control_blocks"]) == len(by_round)
 
 
+def test_a_result_whose_later_calls_changed_their_inputs_is_failed_with_the_reason():
+    reason = "a later call changed input[0], so the timed calls computed different results"
+    lines = cells(conduct([Scripted("a"), Scripted("b", trouble={("check", 1): {"failed": reason}})]))
+    assert (lines["a"]["status"], lines["b"]["status"], lines["b"]["reason"]) == ("measured", "failed", reason)
+
+
 def test_hosts_measure_side_by_side_and_in_the_same_round():
     log, together = [], threading.Barrier(2)
     a, b = Scripted("a", "one", log=log), Scripted("b", "two", log=log)

@@ -307,6 +307,40 @@ def test_a_forward_that_changes_a_parameter_is_refused_with_its_name(backend):
     assert "each forward changes parameter scale" in told["failed"] and "register" in told["failed"]
 
 
+class Late(nn.Module):
+    """Changes what `name` names, from its fifth call on: no look at the first two calls can see it."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.layer, self.name, self.calls = nn.Linear(4, 2), name, 0
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls >= 5:
+            with torch.no_grad():
+                {"input[0]": x, "parameter layer.bias": self.layer.bias, "buffer mean": self.mean}[self.name].add_(1)
+        return self.layer(x + self.mean)
+
+
+def measured(session, mode):
+    """The answer to the check after one block."""
+    case = {"case": f"user/m/{mode}", "precision": "fp32", "level": "O0"}
+    prepared = session.handle({"do": "prepare", "measurement": "a", "case": case})
+    assert "failed" not in prepared and "failed" not in session.handle({"do": "run", "measurement": "a"})
+    return session.handle({"do": "check", "measurement": "a"})
+
+
+@pytest.mark.parametrize("name", ["input[0]", "parameter layer.bias", "buffer mean"])
+def test_a_change_that_begins_with_a_later_call_is_found_after_the_last_block(backend, name):
+    checked = measured(Session(backend, 0, lambda: (Late(name), as_sample(x()))), "forward")
+    assert f"a later call changed {name}, so the timed calls" in checked["failed"]
+
+
+def test_a_training_may_go_on_changing_its_buffers(backend):
+    assert measured(Session(backend, 0, lambda: (Late("buffer mean"), as_sample(x()))), "train") == {}
+
+
 def test_kernels_that_change_an_input_are_refused():
     repetition = RepeatedCall(lambda given: given.args[0].mul_(2), Sample((x(),), {}), to_host=torch.Tensor.cpu)
     repetition.first()
@@ -320,3 +354,9 @@ def test_copies_keep_what_tensors_share_and_are_not_more_than_fit():
     assert sample.args[0].data_ptr() == sample.args[1].data_ptr() != base.data_ptr()
     assert sample.args[1].stride() == (1, 4) and torch.equal(sample.kwargs["grown"], base * 2)
     assert Inputs(Sample((torch.empty(1 << 30, device="meta", dtype=torch.uint8),), {})).max_calls == 2
+
+
+def test_inputs_are_copied_if_either_of_two_calls_changes_them():
+    inputs = Inputs(Sample((x(), x()), {}))
+    inputs.probe(lambda: inputs.next_input().args[1].add_(1), lambda: inputs.next_input().args[0].add_(1))
+    assert inputs.changed == ("input[1]", "input[0]")

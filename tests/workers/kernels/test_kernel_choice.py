@@ -249,6 +249,22 @@ def test_tuning_measures_checks_and_remembers(home, outside):
     assert all(one.right and one.speedup > 0 for one in found)
 
 
+def test_tuning_never_chooses_what_changes_its_arguments_after_a_few_calls(home, outside, monkeypatch):
+    from workers.kernels.dispatch import comparison
+
+    right, calls = registry.load("toy")._silu, []
+
+    def late(self, x, out):
+        right(self, x, out)
+        calls.append(x)
+        if len(calls) == 3:
+            x.mul_(2)
+
+    monkeypatch.setattr(registry.load("toy"), "_silu", late)
+    found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
+    assert not found[0].right and found[1].right
+
+
 def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
     from workers.kernels.dispatch import comparison
 

@@ -17,6 +17,7 @@ from workers.kernels.dispatch.fastest import backend_of
 from workers.kernels.dispatch.probes import Arguments, Probe, operations, probes
 from workers.kernels.dispatch.tuner import BASE, REFERENCE, KernelMeasurement, Situation, software_of, store_measurement
 from workers.measurement import accuracy
+from workers.measurement.fingerprint import tensor_digest
 from workers.measurement.timing import Timer
 from workers.measurement.timing_comparison import compare_timings
 
@@ -136,6 +137,7 @@ class _ProbeMeasurement:
         inside: bool = False,
         check: bool = False,
     ) -> KernelMeasurement:
+        """Time one comparison. An implementation that overwrites its arguments is wrong."""
         shapes = (*self.probe.shapes, ())
         situation = Situation(
             self.kind, self.probe.operation, name_of(self.dtype), shape_class(self.probe.operation, *shapes[:2]),
@@ -143,10 +145,13 @@ class _ProbeMeasurement:
         )  # fmt: skip
         try:
             arguments = self.probe.arguments(self.dtype, self.kernels.device)
+            before = [tensor_digest(one) for one in arguments]
             baseline, candidate = make(self.kernels, self.probe, arguments)
             if check and not _is_correct(candidate(), self.probe, arguments):
                 return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
             ratio = compare_timings(baseline, candidate, self.timer, self.rounds).ratio
+            if before != [tensor_digest(one) for one in arguments]:
+                return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
         except PolyfleetError:
             return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
         median, low, high = (round(value, 4) for value in ratio)

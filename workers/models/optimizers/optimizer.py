@@ -215,7 +215,7 @@ class _Trials:
         """Compare the times of both on the same inputs, or on copies if a call changes them in place."""
         inputs = Inputs(self._sample())
         before, after = (trial.make_call(one, self.pass_context, inputs) for one in (first, second))
-        inputs.probe(before)
+        inputs.probe(before, after)
         self.changes_inputs = bool(inputs.changed)
         return compare_timings(before, after, self.timer, inputs=inputs)
 
