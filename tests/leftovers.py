@@ -113,12 +113,26 @@ def sweep(run: str, folder: Path, memory_before: Iterable[str]) -> None:
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=5)
+        _wait_ended(left)
     _unmount(folder)
     _remove(folder)
     for name in _shared_memory() - set(memory_before) - _mapped():
         with suppress(OSError):
             (SHARED_MEMORY / name).unlink()
+
+
+def _wait_ended(processes: Iterable[psutil.Process], limit_s: float = 5.0) -> None:
+    """Until each is gone or a zombie, which the system's first process may leave for minutes."""
+    until = time.monotonic() + limit_s
+    while not all(map(_has_ended, processes)) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _unmount(folder: Path) -> None:

@@ -51,15 +51,15 @@ def folder_of(module: str) -> str:
 @cache
 def imported(module: str) -> frozenset[str]:
     """Modules of ours that a module imports, also in functions, but not for types alone."""
-    tree = ast.parse(FILES[module].read_text())
+    nodes = list(ast.walk(ast.parse(FILES[module].read_text())))
     for_types = {
         id(child)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.walk(node)
     }
     return frozenset(
-        target for node in ast.walk(tree) if id(node) not in for_types for target in _targets(node) if target != module
+        target for node in nodes if id(node) not in for_types for target in _targets(node) if target != module
     )
 
 

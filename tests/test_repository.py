@@ -134,14 +134,16 @@ def imports(path: Path) -> tuple[tuple[int, str, bool], ...]:
 
 
 def nodes_run_on_import(node: ast.AST) -> Iterator[ast.AST]:
-    """All but bodies of functions and what is for the type checker."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from nodes_run_on_import(child)
+    """All but expressions, bodies of functions, and what is for the type checker."""
+    below = [node]
+    while below:
+        for child in ast.iter_child_nodes(below.pop()):
+            if isinstance(child, ast.expr | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            yield child
+            below.append(child)
 
 
 def full_name(function: ast.expr, path: Path) -> str:

@@ -12,6 +12,10 @@ def test_no_word_is_used_more_often_and_each_ceiling_is_the_count():
         for kind, have, most in zip(KINDS, now[word], known[word], strict=True)
         if have > most
     }
-    where = [f"{u.path}:{u.line}: {u.word} ({u.kind})" for u in uses(frozenset(w for w, _ in more)) if u[:2] in more]
-    assert not more, "\n".join([f"{key}: {have}, at most {most}" for key, (have, most) in more.items()] + where)
+    assert not more, explain(more)
     assert now == known, "some words are used less often: run `python tests/word_counts.py` to lower their ceilings"
+
+
+def explain(more):
+    where = [f"{u.path}:{u.line}: {u.word} ({u.kind})" for u in uses(frozenset(w for w, _ in more)) if u[:2] in more]
+    return "\n".join([f"{key}: {have}, at most {most}" for key, (have, most) in more.items()] + where)

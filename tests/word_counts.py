@@ -9,11 +9,9 @@ table, Python packages, a lease in time, `ctx.report`.
 """
 
 import ast
-import io
 import json
 import re
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,10 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = Path(__file__).with_name("word_ceilings.json")
 KINDS = ("names", "strings", "prose")
 WORD, PART = re.compile(r"[a-z]+"), re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+COMMENT_OR_STRING = re.compile(
+    r"""(#[^\n]*)|\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL
+)
+"""A fifth of the time of `tokenize`."""
 
 
 class Use(NamedTuple):
@@ -57,9 +59,9 @@ def _texts(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "names", n.lineno, n.id if isinstance(n, ast.Name) else n.attr
         elif isinstance(n, ast.Constant) and isinstance(n.value, str) and (id(n) in documents or " " in n.value):
             yield "prose" if id(n) in documents else "strings", n.lineno, n.value
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield "prose", token.start[0], token.string
+    for found in COMMENT_OR_STRING.finditer(source):
+        if found[1]:
+            yield "prose", source.count("\n", 0, found.start()) + 1, found[1]
 
 
 def ceilings() -> dict[str, list[int]]:
