@@ -42,7 +42,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         environment |= {"POLYFLEET_TESTS_ENDING_S": "0.5"} | variables
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+        process = subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True, **pipes)
         started.append(process)
         return process
 
@@ -195,8 +195,10 @@ def test_nothing_is_left_of_a_run(project, begin, tmp_path, ends, processes):
     ready, stays = tmp_path / "ready", ends != "by itself"
     run = begin(project(LEAVES), *filter(None, [processes]), READY=str(ready), STAYS="1" if stays else "")
     wait_for(lambda: ready.exists() and ready.read_text(), "the test has begun")
-    if stays:
-        run.send_signal(signal.SIGINT if ends == "by Ctrl-C" else signal.SIGKILL)
+    if ends == "by Ctrl-C":
+        os.killpg(run.pid, signal.SIGINT)  # a terminal sends it to all
+    elif stays:
+        run.kill()
     said, _ = run.communicate()
     if not stays:
         assert run.returncode == 1 and "2 processes were still running after the tests" in said, said

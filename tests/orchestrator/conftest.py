@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +70,11 @@ class Live:
         assert view["state"] == state, view
         return view
 
+    def store_checkpoint(self) -> str:
+        """A reference to a checkpoint in the storage of pool cpu."""
+        shutil.copytree(CHECKPOINTS, self.home / "storage" / "cpu" / "digits")
+        return "cpu:digits"
+
     @property
     def address(self) -> str:
         return f"unix:{self.socket}"
@@ -111,13 +118,13 @@ def stage(tmp_path_factory):
         thread.join(120)
 
 
-@pytest.fixture
-def live(tmp_path, recorded, monkeypatch, stage):
-    home = tmp_path / "home"
+@contextmanager
+def serving(home: Path, recorded: ModuleType, patch: pytest.MonkeyPatch, stage: Stage) -> Iterator[Live]:
+    """`home` has a server until this ends; what `patch` sets stays until it is undone."""
     home.mkdir(mode=0o700)
-    monkeypatch.setenv("POLYFLEET_HOME", str(home))
+    patch.setenv("POLYFLEET_HOME", str(home))
     token = tokens.read(tokens.create_token(home / "token"))
-    fleet, stopped = recorded.RecordedFleet(home, monkeypatch), threading.Event()
+    fleet, stopped = recorded.RecordedFleet(home, patch), threading.Event()
     fleet.up()
     service = Service(home)
     app = make_app(service, token, home=home, stop=stopped.set)
@@ -131,6 +138,20 @@ def live(tmp_path, recorded, monkeypatch, stage):
     service.close()
     fleet.close(service)
     assert not checks.problems, "\n".join(checks.problems)
+
+
+@pytest.fixture
+def live(tmp_path, recorded, monkeypatch, stage):
+    with serving(tmp_path / "home", recorded, monkeypatch, stage) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def shared_live(tmp_path_factory, recorded, stage):
+    """One for all tests of a file that only read. None of them may use `live` too: there is one stage."""
+    home = tmp_path_factory.mktemp("shared") / "home"
+    with pytest.MonkeyPatch.context() as patch, serving(home, recorded, patch, stage) as live:
+        yield live
 
 
 @pytest.fixture
@@ -165,8 +186,7 @@ class Talking:
 @pytest.fixture
 def checkpoint(live):
     """A reference to a checkpoint in the storage of pool cpu."""
-    shutil.copytree(CHECKPOINTS, live.home / "storage" / "cpu" / "digits")
-    return "cpu:digits"
+    return live.store_checkpoint()
 
 
 @pytest.fixture
