@@ -33,7 +33,7 @@ from torch import nn
 from workers import native
 from workers.checkpoint import load, open_checkpoint, save
 from workers.checkpoint.conversion import passes
-from workers.checkpoint.disk.buffers import allocate_aligned
+from workers.checkpoint.disk.files import allocate_aligned
 from workers.checkpoint.saving.background_saver import BackgroundSaver
 
 CHUNK = 8 << 20

@@ -26,7 +26,7 @@ from torch import nn
 from workers import get_optimizer
 from workers.devices import backends
 from workers.devices.capability.probe_cache import LIMITING_VARIABLES
-from workers.measurement.sample import as_sample
+from workers.measurement.inputs import as_sample
 from workers.measurement.timing import Timer
 from workers.measurement.timing_comparison import compare_timings
 from workers.models.optimizers.trial import make_call

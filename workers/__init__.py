@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workers.devices.capability.hardware import HardwareProfile as HardwareProfile
     from workers.devices.libraries.registry import get_library as get_library
     from workers.devices.libraries.registry import list_libraries as list_libraries
-    from workers.devices.selection.backend_type import BackendType as BackendType
+    from workers.devices.selection.argument_checks import BackendType as BackendType
     from workers.devices.selection.factory import BackendFactory as BackendFactory
     from workers.devices.selection.factory import detect_best_backend as detect_best_backend
     from workers.devices.selection.factory import get_backend as get_backend
@@ -81,7 +81,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "devices.selection.memory_check": ("create_with_memory_check",),
     "devices.selection.summary": ("print_backend_summary",),
-    "devices.selection.backend_type": ("BackendType",),
+    "devices.selection.argument_checks": ("BackendType",),
     "models.validation.report": ("ValidationReport",),
     "models.validation.validate": ("validate",),
 }

@@ -72,7 +72,7 @@ def tune(request: Data, interpreter: str = sys.executable) -> Iterator[Data]:
 def findings() -> list[Data]:
     """Findings for `doctor`: of hardware, drivers and limits, and vendors' libraries that do not load here."""
     from workers.devices.discovery import discover
-    from workers.devices.discovery.import_checks import import_failures
+    from workers.devices.discovery.machine_findings import import_failures
 
     _, findings = discover()
     return [{"node": "", **to_plain(finding)} for finding in (*findings, *import_failures())]

@@ -11,7 +11,7 @@ from workers.benchmark.measurement import CaseSettings, Unsupported
 from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.precision import name_of
 from workers.kernels.base import KernelBackend
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 from workers.options.optimization_levels import OptimizationLevel
 
 EAGER = (OptimizationLevel.O0, OptimizationLevel.O1)

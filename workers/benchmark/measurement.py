@@ -20,8 +20,8 @@ from workers.devices.backends.dtype_checks import supports_dtype
 from workers.devices.backends.precision import name_of, precision_of
 from workers.measurement import accuracy
 from workers.measurement.fingerprint import inputs_sha256, weights_sha256
+from workers.measurement.inputs import Sample
 from workers.measurement.output_difference import first_tensor
-from workers.measurement.sample import Sample
 from workers.measurement.timing import Refill, Timer
 from workers.models import compat
 from workers.options.optimization_levels import OptimizationLevel

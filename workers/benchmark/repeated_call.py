@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from cluster.errors import UserError
 from workers.measurement.fingerprint import tensor_digest
-from workers.measurement.inputs import Inputs, changed_names, digests
+from workers.measurement.inputs import Inputs, Sample, changed_names, digests
 from workers.measurement.model_state import MODULE_ATTRIBUTES, SCALAR_TYPES, has_tensors, snapshots, tensors_in
-from workers.measurement.sample import Sample
 from workers.measurement.timing import Refill
 
 MAX_NAMED = 3

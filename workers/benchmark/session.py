@@ -20,7 +20,7 @@ from workers.benchmark import measurement as preparation
 from workers.benchmark.cases import catalogue
 from workers.benchmark.cases.case import Case
 from workers.benchmark.cases.case_builder import BuiltCase, build, mean_square
-from workers.benchmark.cases.transfers import COLLECTIVES
+from workers.benchmark.cases.operations import COLLECTIVES
 from workers.benchmark.collectives import prepare_collective
 from workers.benchmark.measurement import CaseSettings, PreparedCase, Unsupported
 from workers.benchmark.repeated_call import ModelState
@@ -28,8 +28,8 @@ from workers.benchmark.transfer_measurement import prepare_transfer
 from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.device_transfer import map_tensors
 from workers.devices.discovery.vendors.nvidia_state import card_state
+from workers.measurement.inputs import Sample
 from workers.measurement.output_difference import first_tensor
-from workers.measurement.sample import Sample
 from workers.measurement.timing import Timer
 from workers.protocol.json_values import plain
 

@@ -1,4 +1,5 @@
 """Accept arrays of callers: torch tensors, NumPy arrays, arrays with DLPack, and our own that stay on a device.
+Numbers are checked, too.
 
 Internally all are torch tensors that share the memory, without a copy. An array in a driver's own memory is represented
 by a tensor on torch's meta device, which has a shape but no values, and the driver's buffer.
@@ -18,6 +19,7 @@ from workers.devices.backends.precision import name_of
 
 if TYPE_CHECKING:
     from workers.kernels.base import KernelBackend
+import math
 
 META = torch.device("meta")
 Back = Callable[[Tensor], Any]
@@ -129,3 +131,23 @@ def _to_library(like: Any) -> Back:
         return like.__array_namespace__().from_dlpack(tensor.detach())
 
     return back
+
+
+def number(name: str, value: Any, least: float = -math.inf) -> float:
+    """Return a finite number of at least `least`. Raises UserError."""
+    try:
+        converted = float(value)
+    except (TypeError, ValueError):
+        converted = math.nan
+    if not math.isfinite(converted) or converted < least:
+        raise UserError(
+            f"{name} is {value!r}", f"write a finite number{f' of at least {least:g}' if least > -math.inf else ''}"
+        )
+    return converted
+
+
+def count(name: str, value: Any) -> int:
+    """Return an integer of at least 0. Raises UserError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} is {value!r}", "write an integer of at least 0")
+    return value

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from cluster.errors import UserError
-from workers.kernels.arrays import Operand
+from workers.kernels.arrays import Operand, number
 from workers.kernels.calls import Call, shape_text
-from workers.kernels.checks import number
 from workers.kernels.device import KernelDevice
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from cluster.errors import UserError, nearest
+from workers.kernels.arrays import count, number
 from workers.kernels.calls import Call, shape_text
-from workers.kernels.checks import count, number
 from workers.kernels.device import KernelDevice
 
 LAYOUTS = ("halves", "pairs")

@@ -1,14 +1,41 @@
-"""Inputs of repeated calls: a model that overwrites its input gets an unchanged copy at each call."""
+"""Inputs of one call of a model, and of repeated calls: a model that overwrites its input gets a copy at each call."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from workers.devices.backends.device_transfer import tensors_of
+from workers.devices.backends.device_transfer import map_tensors, tensors_of
 from workers.measurement.fingerprint import tensor_digest
 from workers.measurement.model_state import OPAQUE_TYPES, SCALAR_TYPES
-from workers.measurement.sample import Sample
+
+
+class Sample(NamedTuple):
+    """One call's inputs."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def copy(self) -> "Sample":
+        """Return a deep copy, since a call may overwrite it. Views of one storage stay views of one storage."""
+        memo: dict[int, Any] = {id(t): t.detach().clone() for t in tensors_of(self) if not t.is_leaf}
+        try:
+            return copy.deepcopy(self, memo)
+        except (TypeError, RuntimeError):  # share an object that cannot be copied, but copy the tensors
+            return Sample(*map_tensors(tuple(self), lambda t: t.detach().clone()))
+
+
+def as_sample(value: Any) -> Sample | None:
+    """Convert the value of a sample factory: a tuple or list holds positional arguments, a dict keyword arguments; any
+    other value is one argument.
+    """
+    if value is None or isinstance(value, Sample):
+        return value
+    if isinstance(value, dict):
+        return Sample((), value)
+    return Sample(tuple(value), {}) if isinstance(value, tuple | list) else Sample((value,), {})
+
 
 MAX_COPIES = 64
 MAX_COPIES_BYTES = 2 << 30

@@ -20,7 +20,7 @@ from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import name_of, precision_of
 from workers.measurement import statistics
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 from workers.models.validation import activations
 from workers.options.optimization_levels import OptimizationLevel
 from workers.protocol.json_values import plain

@@ -6,7 +6,7 @@ from torch import nn
 
 from cluster.errors import NotFound, UserError
 from workers.devices.backends import random_state
-from workers.measurement.sample import Sample, as_sample
+from workers.measurement.inputs import Sample, as_sample
 from workers.tasks import transformers_model
 from workers.tasks.context import Context
 from workers.tasks.entry import check_call, load_function, sibling

@@ -9,8 +9,8 @@ from torch import nn
 from cluster.errors import UserError
 from workers.checkpoint import save
 from workers.devices.backends.precision import name_of, precision_of
+from workers.measurement.inputs import Sample
 from workers.measurement.output_difference import Difference, difference, first_tensor
-from workers.measurement.sample import Sample
 from workers.models import compat
 from workers.models.optimizers.passes import unwrap
 from workers.models.passes.pass_context import PreparedModel

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cluster.errors import NotFound, UserError, nearest
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 
 PREFIX = "transformers:"
 TOKENS, DECODER_TOKENS, AUDIO_SAMPLES = 128, 16, 16_000

@@ -9,7 +9,7 @@ from torch import nn
 from orchestrator.show.benchmark import validation
 from orchestrator.submission import divergence
 from workers.devices import backends
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 from workers.models.validation import activations
 
 

@@ -13,8 +13,7 @@ from workers.benchmark import measurement
 from workers.benchmark.repeated_call import RepeatedCall
 from workers.benchmark.session import Session
 from workers.devices import backends
-from workers.measurement.inputs import MAX_COPIES, Inputs
-from workers.measurement.sample import Sample, as_sample
+from workers.measurement.inputs import MAX_COPIES, Inputs, Sample, as_sample
 
 Batch = namedtuple("Batch", "images labels")
 

@@ -16,7 +16,7 @@ from workers.benchmark import measurement, session_server
 from workers.benchmark.cases import catalogue
 from workers.benchmark.session import Session, first_dimension
 from workers.devices import backends
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 
 pytestmark = pytest.mark.full
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import FleetError
 from workers.checkpoint import save, verify
 from workers.checkpoint.disk.files import Files
-from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.manifest import CHUNK_BYTES
 from workers.checkpoint.transfer.copier import copy
 from workers.checkpoint.transfer.readback import MIN_BATCH, ReadBack
 from workers.checkpoint.transfer.receiver import CheckpointReceiver

@@ -9,7 +9,7 @@ from torch import nn
 
 from workers.checkpoint import DamagedCheckpoint, load, save
 from workers.checkpoint.disk.reader import CheckpointReader
-from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.manifest import CHUNK_BYTES
 from workers.checkpoint.format.manifest_checks import box_bytes
 from workers.checkpoint.loading.verifying_reader import VerifyingReader
 from workers.errors import CheckpointError

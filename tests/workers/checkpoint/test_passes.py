@@ -18,9 +18,8 @@ from workers.checkpoint.conversion import passes
 from workers.checkpoint.conversion.convert import check_convertible, put
 from workers.checkpoint.conversion.load_report import ConversionLoss
 from workers.checkpoint.disk.reader import CheckpointReader
-from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS
-from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.manifest import CHUNK_BYTES, DamagedCheckpoint
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="no C++ compiler here")

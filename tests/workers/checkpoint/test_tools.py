@@ -9,8 +9,8 @@ from torch import nn
 
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import convert, diff, list_checkpoints, load, pin, prune, save, unpin, verify
+from workers.checkpoint.disk.commit import writer_lock
 from workers.checkpoint.disk.pins import HOLD, hold
-from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 

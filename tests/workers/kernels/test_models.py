@@ -20,7 +20,7 @@ from workers.kernels.dispatch.tuner import KernelMeasurement, software_of
 from workers.kernels.models import attention_patch, kernel_insertion, module_forms, module_swap
 from workers.kernels.models.call_recorder import RecordedCall
 from workers.kernels.models.module_forms import NotReplaceable, form_of
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 from workers.models.optimizers import custom_kernels, passes
 
 CPU = torch.device("cpu")
@@ -441,7 +441,7 @@ class TestPass:
 
 
 def work(backend, x):
-    from workers.measurement.sample import as_sample
+    from workers.measurement.inputs import as_sample
     from workers.models.passes.pass_context import PassContext
 
     return PassContext(backend, torch.float32, False, as_sample(x))

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from workers.devices.discovery import discover
-from workers.devices.discovery.import_checks import import_failures
+from workers.devices.discovery.machine_findings import import_failures
 from workers.devices.discovery.versions import torch_build, versions
 from workers.processes import interpreter
 

@@ -11,7 +11,7 @@ import xxhash
 
 from cluster.errors import PolyfleetError, SpecError
 from workers.checkpoint import save
-from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.manifest import CHUNK_BYTES
 from workers.errors import CheckpointError
 from workers.storage.checkpoint_uploads import CheckpointUploads
 from workers.storage.pool_checkpoints import PoolCheckpoints

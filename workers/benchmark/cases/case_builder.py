@@ -15,7 +15,7 @@ from workers.benchmark.cases import networks
 from workers.benchmark.cases.case import Case, Sizes
 from workers.benchmark.cases.models import dlrm_widths, mlp_widths
 from workers.benchmark.cases.networks import Sizes as TransformerSizes
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 
 Loss = Callable[[Any], Tensor]
 

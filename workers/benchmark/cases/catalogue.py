@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 from cluster.errors import NotFound, nearest
 from workers.benchmark.cases.case import QUICK, SCALES, Case, Definition
 from workers.benchmark.cases.models import MODELS
-from workers.benchmark.cases.operations import OPERATIONS
-from workers.benchmark.cases.transfers import TRANSFERS
+from workers.benchmark.cases.operations import OPERATIONS, TRANSFERS
 
 DEFINITIONS: dict[str, Definition] = {d.name: d for d in (*OPERATIONS, *TRANSFERS, *MODELS)}
 SUITES = ("all", "operations", "models", "transfers", "smoke")

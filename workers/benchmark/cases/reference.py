@@ -8,8 +8,8 @@ from torch import Tensor
 
 from workers.benchmark.cases.case_builder import BuiltCase
 from workers.devices.backends.device_transfer import map_tensors
+from workers.measurement.inputs import Sample
 from workers.measurement.output_difference import first_tensor
-from workers.measurement.sample import Sample
 
 MAX_FLOPS = 2e12
 """Above this, float64 on the CPU would take too long: the reference is computed in float32, and above 20 times this

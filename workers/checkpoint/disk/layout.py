@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from workers.checkpoint.conversion.passes import Digest
 from workers.checkpoint.disk.files import round_up_to_page
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
+from workers.checkpoint.format.manifest import CHUNK_BYTES, chunk_count
 
 SHARD_BYTES = 2 << 30
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import NotFound, UserError
+from workers.checkpoint.disk.commit import writer_lock
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.inspect import checkpoint_folder
 from workers.checkpoint.disk.pins import pin, unpin
 from workers.checkpoint.disk.retention import expired_checkpoints, first_damage, remove_checkpoint, unfinished_saves
-from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format.step_folders import newest_first
 from workers.errors import CheckpointError
 

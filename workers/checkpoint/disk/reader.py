@@ -21,8 +21,7 @@ import xxhash
 from workers.checkpoint.conversion import passes
 from workers.checkpoint.conversion.load_report import ConversionLoss
 from workers.checkpoint.format import links
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
-from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
+from workers.checkpoint.format.manifest import CHUNK_BYTES, DamagedCheckpoint, Manifest, TensorEntry, chunk_count
 from workers.checkpoint.format.manifest_checks import box_bytes, open_regular, read_manifest
 from workers.checkpoint.format.message_text import first_names
 

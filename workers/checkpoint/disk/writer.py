@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers.checkpoint.conversion import passes
-from workers.checkpoint.disk.buffers import allocate_aligned
-from workers.checkpoint.disk.files import Files, OpenFile, round_up_to_page
+from workers.checkpoint.disk.files import Files, OpenFile, allocate_aligned, round_up_to_page
 from workers.checkpoint.disk.layout import Layout
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
-from workers.checkpoint.format.manifest import FileEntry
+from workers.checkpoint.format.manifest import CHUNK_BYTES, FileEntry, chunk_digest
 
 THREADS = 6
 """Some write while others fill and hash. On 2 busy cores 4 threads reached 80 % of the disk's speed, 6 reached 95 %."""

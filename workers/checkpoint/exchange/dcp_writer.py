@@ -21,16 +21,15 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from cluster.serialization import from_plain, to_plain
-from workers.checkpoint.disk.commit import write_manifest
+from workers.checkpoint.disk.commit import write_manifest, writer_lock
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.retention import PART, apply_retention, check_attempt_is_newest, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.exchange.dcp_names import STATE, entry_for, stored_name
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.format.manifest import FileEntry, Manifest, StateEntry, Stored, TensorEntry, World
+from workers.checkpoint.format.manifest import FileEntry, Manifest, StateEntry, Stored, TensorEntry, World, dump
 from workers.checkpoint.saving.saver import producer_of
 from workers.checkpoint.state.names import check_plain
 from workers.checkpoint.tensors.pieces import pieces
@@ -113,7 +112,7 @@ class PolyfleetStorageWriter(StorageWriter):
             self._files.sync_folder(staging)
             self._files.rename(staging, self.path)
             self._files.sync_folder(self._root)
-            write_manifest(self._files, self.path, manifest)
+            write_manifest(self._files, self.path, dump(manifest))
         except BaseException:
             for folder in (staging, self.path):
                 with suppress(OSError):

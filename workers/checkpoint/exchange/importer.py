@@ -18,18 +18,17 @@ import xxhash
 from cluster.errors import UserError
 from cluster.input import sandbox
 from cluster.version import VERSION as POLYFLEET
-from workers.checkpoint.disk.commit import write_manifest
+from workers.checkpoint.disk.commit import write_manifest, writer_lock
 from workers.checkpoint.disk.files import Files, round_up_to_page
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.exchange.pickles.tensors import Reference
 from workers.checkpoint.exchange.sources.formats import format_of, read
 from workers.checkpoint.exchange.sources.imported_state import ImportedState
 from workers.checkpoint.format import links, versions
-from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import (
+    CHUNK_BYTES,
     DAMAGED_REMEDY,
     FILE,
     MAX_MANIFEST_BYTES,
@@ -38,6 +37,7 @@ from workers.checkpoint.format.manifest import (
     FileEntry,
     Manifest,
     Producer,
+    dump,
 )
 from workers.checkpoint.format.manifest_checks import open_regular, read_manifest
 from workers.checkpoint.tools import run_in_child
@@ -142,7 +142,7 @@ def _import_in_place(folder: Path, state: ImportedState, step: int, progress: Pr
     if symlinks := [path for path in _files_of(state) if path.is_symlink()]:
         raise CheckpointError(f"{symlinks[0]} is a link and cannot be imported in place", NEEDS_ROOT)
     manifest = _hash_files(_files_of(state), state, step, progress)
-    write_manifest(Files(), folder, manifest)
+    write_manifest(Files(), folder, dump(manifest))
     return _read_back(folder, lambda: (folder / NAME).unlink())
 
 
@@ -162,7 +162,7 @@ def _import_into(
             files.sync_folder(staging)
             files.rename(staging, folder)
             files.sync_folder(root)
-            write_manifest(files, folder, manifest)
+            write_manifest(files, folder, dump(manifest))
             return _read_back(folder, lambda: None), copied_bytes
         except BaseException:
             for leftover in (staging, folder):

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import xxhash
+
 from cluster.serialization import to_plain
 from workers.errors import CheckpointError
 
@@ -236,3 +238,14 @@ def _without_empty_fields(tensor: dict[str, Any]) -> dict[str, Any]:
         fields["shape"] = tensor["shape"]  # written even if empty: () is the shape of a scalar
         fields["shards"] = [{k: v for k, v in s.items() if v not in _EMPTY} for s in fields["shards"]]
     return fields
+
+
+CHUNK_BYTES = 8 << 20
+
+
+def chunk_digest(data: "bytes | memoryview") -> str:
+    return xxhash.xxh3_128(data).hexdigest()
+
+
+def chunk_count(size_bytes: int) -> int:
+    return -(-size_bytes // CHUNK_BYTES)

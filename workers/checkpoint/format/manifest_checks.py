@@ -16,7 +16,6 @@ from typing import Any
 
 from workers.checkpoint.format import links
 from workers.checkpoint.format.boxes import Box, full_box, tiling_fault
-from workers.checkpoint.format.chunks import chunk_count
 from workers.checkpoint.format.dtypes import DTYPES, FLOATS
 from workers.checkpoint.format.manifest import (
     FILE,
@@ -36,6 +35,7 @@ from workers.checkpoint.format.manifest import (
     Manifest,
     Stored,
     TensorEntry,
+    chunk_count,
     manifest_digest,
 )
 from workers.checkpoint.format.strict_types import WrongType, parse_dataclass

@@ -25,7 +25,7 @@ from workers.checkpoint.conversion import bits
 from workers.checkpoint.conversion.dtype_policy import DtypePolicy
 from workers.checkpoint.conversion.load_report import LoadReport
 from workers.checkpoint.conversion.target_dtypes import unsupported_dtypes
-from workers.checkpoint.disk.commit import write_manifest
+from workers.checkpoint.disk.commit import write_manifest, writer_lock
 from workers.checkpoint.disk.damage_marks import damage_reason
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.inspect import checkpoint_folder, size_fault
@@ -33,9 +33,8 @@ from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, TensorPiece, lay
 from workers.checkpoint.disk.reader import CheckpointReader
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import NAME, Manifest, Stored, TensorEntry
+from workers.checkpoint.format.manifest import NAME, Manifest, Stored, TensorEntry, dump
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.checkpoint.state.load_stage import LoadStage
 from workers.errors import CheckpointError
@@ -140,7 +139,7 @@ class _ConvertedTensors:
                 files.sync_folder(staging)
                 files.rename(staging, folder)
                 files.sync_folder(root)
-                write_manifest(files, folder, manifest)
+                write_manifest(files, folder, dump(manifest))
             except BaseException:
                 for path in (staging, folder):
                     with suppress(OSError):

@@ -12,7 +12,7 @@ import xxhash
 from workers.checkpoint.conversion import passes
 from workers.checkpoint.conversion.load_report import ConversionLoss
 from workers.checkpoint.disk.reader import READ_BYTES, CheckpointReader, Chunk
-from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.manifest import CHUNK_BYTES
 
 
 class VerifyingReader(CheckpointReader):

@@ -7,13 +7,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from workers.checkpoint.disk.commit import write_manifest
+from workers.checkpoint.disk.commit import write_manifest, writer_lock
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import Layout
 from workers.checkpoint.disk.retention import PART, apply_retention, check_attempt_is_newest, remove_checkpoint
 from workers.checkpoint.disk.writer import Arena, Progress, write_shards
-from workers.checkpoint.disk.writer_lock import writer_lock
-from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer
+from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, dump
 from workers.errors import CheckpointError
 
 
@@ -71,7 +70,7 @@ class FolderDestination:
         self._files.sync_folder(self._staging)
         self._files.rename(self._staging, self.path)
         self._files.sync_folder(self.root)
-        write_manifest(self._files, self.path, described)
+        write_manifest(self._files, self.path, dump(described))
 
     def abort_save(self) -> None:
         for folder in (self._staging, self.path):

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from workers.checkpoint.conversion import bits
-from workers.checkpoint.disk.buffers import copy_bytes
 from workers.checkpoint.disk.layout import TensorPiece
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.tensors import xla
@@ -35,7 +35,7 @@ def piece(key: str, tensor: torch.Tensor) -> TensorPiece:
 def read(tensor: torch.Tensor, start: int, stop: int, out: memoryview) -> None:
     """Copy bytes `start` to `stop` of `tensor`, in logical order, into `out`."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
-        copy_bytes(out, bits.byte_view(tensor)[start:stop])
+        _copy_bytes(out, bits.byte_view(tensor)[start:stop])
         return
     size = tensor.element_size()
     part = elements(tensor, start // size, -(-stop // size))
@@ -103,3 +103,8 @@ def pieces(tensors: dict[str, torch.Tensor]) -> list[TensorPiece]:
     batches += [XlaBatch(batch)] if batch else []
     lazy = {xla_piece.key: xla_piece for b in batches for xla_piece in b.pieces()}
     return [lazy.get(key) or piece(key, tensor) for key, tensor in tensors.items()]
+
+
+def _copy_bytes(out: memoryview, data: Any) -> None:
+    """Like `out[:] = data`, but without holding the GIL, so that other threads run."""
+    np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(data, np.uint8))

@@ -19,9 +19,8 @@ from workers.checkpoint.conversion.load_report import ConversionLoss
 from workers.checkpoint.conversion.passes import CODES
 from workers.checkpoint.disk.reader import CheckpointReader
 from workers.checkpoint.format.boxes import Box, full_box
-from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.format.manifest import Stored
+from workers.checkpoint.format.manifest import CHUNK_BYTES, Stored
 from workers.checkpoint.format.manifest_checks import box_bytes, stored_box
 from workers.checkpoint.tensors import xla
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.input.untrusted_files import read_bytes
-from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from workers.checkpoint.format.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.errors import CheckpointError
 

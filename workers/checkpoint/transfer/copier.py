@@ -9,8 +9,7 @@ from typing import Any
 from workers.checkpoint.disk.damage_marks import record_verification
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.reader import Chunk
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
-from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest
+from workers.checkpoint.format.manifest import CHUNK_BYTES, NAME, DamagedCheckpoint, Manifest, chunk_count, chunk_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.transfer.expected import ExpectedFiles
 from workers.checkpoint.transfer.receiver import CheckpointReceiver

@@ -6,8 +6,7 @@ from typing import Any
 
 from cluster.input.untrusted_files import read_bytes
 from workers.checkpoint.disk.reader import Chunk
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
-from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry, Manifest
+from workers.checkpoint.format.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, FileEntry, Manifest, chunk_count
 from workers.checkpoint.format.manifest_checks import parse_manifest
 
 

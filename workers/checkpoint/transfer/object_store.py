@@ -13,15 +13,13 @@ from pathlib import Path
 
 from cluster.errors import NotFound, UserError
 from cluster.paths import home, private_dir
-from workers.checkpoint.disk.buffers import allocate_aligned
-from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.files import Files, allocate_aligned
 from workers.checkpoint.disk.layout import Layout
 from workers.checkpoint.disk.pins import PIN
 from workers.checkpoint.disk.retention import remove_checkpoint
 from workers.checkpoint.disk.writer import Arena, Progress
 from workers.checkpoint.format import manifest
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
-from workers.checkpoint.format.manifest import FOLDER, NAME, FileEntry, Manifest, Producer
+from workers.checkpoint.format.manifest import CHUNK_BYTES, FOLDER, NAME, FileEntry, Manifest, Producer, chunk_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.format.step_folders import checkpoints_below
 from workers.checkpoint.transfer.copier import ByteProgress, copy, verify_location

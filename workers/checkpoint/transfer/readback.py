@@ -10,8 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import xxhash
 
-from workers.checkpoint.disk.buffers import allocate_aligned
-from workers.checkpoint.disk.files import OpenFile, read_at_page, round_up_to_page
+from workers.checkpoint.disk.files import OpenFile, allocate_aligned, read_at_page, round_up_to_page
 from workers.checkpoint.disk.reader import Chunk
 
 MIN_BATCH = 4

@@ -18,14 +18,19 @@ from typing import Self
 
 from cluster.errors import Conflict
 from cluster.input.untrusted_files import UnreadableFile, open_untrusted, read_bytes
-from workers.checkpoint.disk.buffers import allocate_aligned
 from workers.checkpoint.disk.damage_marks import record_verification
-from workers.checkpoint.disk.files import Files, OpenFile, round_up_to_page, write_file
+from workers.checkpoint.disk.files import Files, OpenFile, allocate_aligned, round_up_to_page, write_file
 from workers.checkpoint.disk.pins import is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
 from workers.checkpoint.disk.retention import INCOMING, first_damage
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
-from workers.checkpoint.format.manifest import MAX_INLINE_BYTES, MAX_MANIFEST_BYTES, NAME, DamagedCheckpoint
+from workers.checkpoint.format.manifest import (
+    CHUNK_BYTES,
+    MAX_INLINE_BYTES,
+    MAX_MANIFEST_BYTES,
+    NAME,
+    DamagedCheckpoint,
+    chunk_digest,
+)
 from workers.checkpoint.format.manifest_checks import open_regular, parse_manifest, read_json, read_manifest
 from workers.checkpoint.format.step_folders import newest_first
 from workers.checkpoint.transfer.expected import ExpectedFiles, expected_of

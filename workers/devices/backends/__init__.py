@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "polyfleet.backends"
 VENDORS = Path(__file__).parent / "vendors"
+# Extensions built for another torch raise these: missing symbols, missing shared objects, failed registrations.
+LOAD_ERRORS = (ImportError, OSError, RuntimeError, AttributeError)
 BUILTIN = tuple(sorted(path.stem for path in VENDORS.glob("*.py") if path.stem != "__init__"))
 
 
@@ -99,7 +101,7 @@ def load(name: str) -> "type[BaseBackend]":
             if resolved in _plugins()
             else import_module(f"workers.devices.backends.vendors.{resolved}").Backend
         )
-    except (ImportError, OSError, RuntimeError, AttributeError) as e:
+    except LOAD_ERRORS as e:
         raise BackendUnavailable(resolved, f"its file does not load: {type(e).__name__}: {e}") from e
     return cls
 
@@ -120,3 +122,18 @@ def unavailable_reason(name: str) -> str:
         return load(name).unavailable_reason()
     except BackendUnavailable as e:
         return e.reason
+
+
+def import_error(library: str) -> str:
+    """Return the reason why a library does not load with this torch, "" if it loads."""
+    import torch
+
+    try:
+        import_module(library)
+    except ModuleNotFoundError as e:
+        if e.name == library:
+            return f"{library} is not installed in this environment"
+        return f"{library} needs {e.name}, which is not installed in this environment"
+    except LOAD_ERRORS as e:
+        return f"{library} does not load with torch {torch.__version__}: {e}"
+    return ""

@@ -17,10 +17,10 @@ from torch import nn
 
 from cluster import catalogue
 from cluster.errors import UserError
-from workers.devices.backends import BackendUnavailable, device_description, device_transfer, dtype_probe
-from workers.devices.backends.dtype_checks import require_dtype
+from workers.devices.backends import BackendUnavailable, device_description, device_transfer
+from workers.devices.backends.device_facts import Traits
+from workers.devices.backends.dtype_checks import probe_dtype_support, require_dtype
 from workers.devices.backends.precision import dtype_of, precision_of
-from workers.devices.backends.traits import Traits
 from workers.devices.backends.user_methods import BackendMeta
 from workers.devices.capability.device_info import DeviceInfo
 from workers.errors import OutOfDeviceMemory
@@ -146,7 +146,7 @@ class BaseBackend(metaclass=BackendMeta):
         """
         requested = dtype_of(dtype)
         if requested not in self._dtype_support:
-            self._dtype_support[requested] = dtype_probe.dtype_support_probe(self, requested)
+            self._dtype_support[requested] = probe_dtype_support(self, requested)
         return self._dtype_support[requested]
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from workers.devices.backends.base import BaseBackend, Later, Memory
-from workers.devices.backends.traits import Traits
+from workers.devices.backends.device_facts import Traits
 
 
 class TorchXLA:

@@ -1,17 +1,22 @@
-"""Findings for `doctor` about the machine: resource limits, GPU faults in the kernel's log, old drivers."""
+"""Findings for `doctor` about the machine: limits, GPU faults in the kernel's log, old drivers, broken libraries.
+
+Installed vendor libraries are each imported in a child process, because one may hang or crash.
+"""
 
 import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
 from cluster.types import Device, Finding
-from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.machine import Machine, tool_output
 from workers.devices.discovery.resource_limits import cores, memory
 from workers.devices.discovery.versions import TorchBuild, torch_build
 from workers.processes import cgroup
+from workers.processes.interpreter import MODULES, has, interpreter
 
 KERNEL_LOG_BYTES = 1 << 20
 # Meanings of the most common Xids. Source: NVIDIA's "XID Errors" document.
@@ -100,3 +105,22 @@ def old_drivers(devices: Sequence[Device], build: TorchBuild | None) -> list[Fin
         return []
     message = f"torch is built for CUDA {build.cuda}, but the driver supports CUDA up to {driver}"
     return [Finding("error", "nvidia", message, "update the driver, or install a torch built for that CUDA")]
+
+
+TIMEOUT_S = 120.0
+
+
+def import_failures(names: tuple[str, ...] = MODULES) -> list[Finding]:
+    """Return a finding with the error message for each installed library that does not load."""
+    installed = [name for name in names if has(name)]
+    with ThreadPoolExecutor(max(1, len(installed))) as pool:
+        return [finding for finding in pool.map(_try, installed) if finding]
+
+
+def _try(name: str) -> Finding | None:
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    _, problem = tool_output([interpreter(), "-c", f"import {name}"], environment, TIMEOUT_S)
+    if not problem:
+        return None
+    message = problem.partition(": ")[2] or problem
+    return Finding("error", name, f"it is installed but does not load: {message}", "install the release for this torch")

@@ -1,13 +1,16 @@
-"""`python -m workers.devices.libraries [--json]`: all libraries, whether each is available, and how to switch it."""
+"""`python -m workers.devices.libraries [--json]`: all libraries, whether each is available, and how to switch it.
+
+`python -m workers.devices.libraries --observe NAME` runs a library's workload in this process and prints the outcome.
+"""
 
 import json
 import os
 import sys
 from typing import Any
 
-from workers.devices.libraries import torch_build
+from workers.devices.libraries.availability import build_flags
 from workers.devices.libraries.library import Library
-from workers.devices.libraries.registry import LIBRARIES
+from workers.devices.libraries.registry import LIBRARIES, get_library
 
 
 def rows() -> list[dict[str, Any]]:
@@ -30,7 +33,7 @@ def _row(library: Library) -> dict[str, Any]:
         "available": not reason,
         "reason": reason,
         "version": "" if reason else library.version(),
-        "flags": torch_build.flags(library.settings),
+        "flags": build_flags(library.settings),
         "enabled": library.switch.read() if library.switch is not None and not reason else None,
         "switch": switch_method(library),
         "provable": library.observe is not None and not reason,
@@ -43,7 +46,17 @@ def switch_method(library: Library) -> str:
     return "launcher" if library.launcher else "fresh process" if library.fresh.get(False) else ""
 
 
+def observe(name: str) -> None:
+    run = get_library(name).observe
+    assert run is not None
+    is_on, evidence = run()
+    sys.stdout.write("\n" + json.dumps({"seen": is_on, "evidence": evidence}) + "\n")
+
+
 def main() -> None:
+    if "--observe" in sys.argv:
+        observe(sys.argv[sys.argv.index("--observe") + 1])
+        return
     listed = rows()
     if "--json" in sys.argv:
         os.write(1, json.dumps(listed).encode())

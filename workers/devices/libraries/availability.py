@@ -1,12 +1,12 @@
 """Availability of libraries: a function returns the reason why one cannot be used in this process, "" if it can."""
 
 import importlib
+import re
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
-
-from workers.devices.libraries import torch_build
 
 
 def torch() -> Any:
@@ -87,5 +87,18 @@ ONEDNN = r"MKL-DNN v(\S+)"
 OPENMP = r"OpenMP (\d+)"
 
 
+@cache
+def torch_build() -> str:
+    """Return the build settings of the installed torch."""
+    return str(torch().__config__.show())
+
+
+def build_flags(names: tuple[str, ...]) -> list[str]:
+    """Return `NAME=value`, such as `USE_MKL=ON`, for each of `names` in the build settings."""
+    return [f"{name}={match[1]}" for name in names if (match := re.search(rf"\b{name}=([^,\s]*)", torch_build()))]
+
+
 def torch_build_version(pattern: str) -> str:
-    return torch_build.release(pattern)
+    """Return the first group of a pattern in the build settings, "" without a match."""
+    match = re.search(pattern, torch_build())
+    return match[1] if match else ""

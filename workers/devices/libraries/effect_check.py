@@ -74,13 +74,13 @@ def _path() -> list[str]:
 
 
 def _in_a_fresh_process(library: Library, on: bool) -> tuple[bool, str]:
-    process = run_in_new_process(library, on, ["-m", "workers.devices.libraries.workload_main", library.name])
+    process = run_in_new_process(library, on, ["-m", "workers.devices.libraries", "--observe", library.name])
     replies = [line for line in process.stdout.splitlines() if line.startswith('{"seen"')]
     if process.returncode or not replies:
         error = (process.stderr.strip().splitlines() or ["no message"])[-1]
         raise FleetError(
             f"the process that checks {library.display_name} failed: {error}",
-            f"run `python -m workers.devices.libraries.workload_main {library.name}` to see the error",
+            f"run `python -m workers.devices.libraries --observe {library.name}` to see the error",
         )
     reply = json.loads(replies[-1])
     # MKL itself prints its calls to stdout, one line per matrix product, before the JSON line.

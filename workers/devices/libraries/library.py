@@ -1,5 +1,6 @@
 """Description of one execution library: availability, switch and effect check. Importing this imports no torch."""
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -87,3 +88,22 @@ class Library:
         if self.fresh.get(on):
             return "start the process with " + " ".join(f"{k}={v}" for k, v in self.fresh[on].items())
         return "it is part of this build of torch" if self.available else "nothing to do: it is not available here"
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"torch.backends.{name}")
+
+
+def _property(name: str) -> Switch:
+    """Make the switch of a module whose `enabled` is a property."""
+    return Switch(lambda: bool(_module(name).enabled), lambda on: setattr(_module(name), "enabled", on))
+
+
+MKLDNN = _property("mkldnn")
+CUDNN = _property("cudnn")
+OPT_EINSUM = _property("opt_einsum")
+NNPACK = Switch(
+    lambda: bool(importlib.import_module("torch")._C._get_nnpack_enabled()),
+    lambda on: _module("nnpack").set_flags(on),
+)
+MHA = Switch(lambda: bool(_module("mha").get_fastpath_enabled()), lambda on: _module("mha").set_fastpath_enabled(on))

@@ -3,8 +3,8 @@
 from functools import partial
 
 from cluster.errors import UserError, nearest
-from workers.devices.libraries import availability, switches, workloads
-from workers.devices.libraries.library import Library
+from workers.devices.libraries import availability, workloads
+from workers.devices.libraries.library import CUDNN, MHA, MKLDNN, NNPACK, OPT_EINSUM, Library
 
 HOST, NVIDIA = ("cpu",), ("nvidia",)
 ALIASES = {"onednn": "mkldnn", "mha_fastpath": "mha", "omp": "openmp"}
@@ -21,12 +21,12 @@ LIBRARIES: dict[str, Library] = {
                 fresh={True: {}, False: {"ATEN_CPU_CAPABILITY": "default"}}, observe=workloads.capability),
         Library("mps", "Metal Performance Shaders", True, ("apple",), ("macOS 14",), availability.mps, lambda: ""),
         Library("cudnn", "cuDNN", True, NVIDIA, ("libcudnn",), availability.cudnn, availability.cudnn_version,
-                ("USE_CUDNN", "CUDNN_VERSION"), switch=switches.CUDNN),
+                ("USE_CUDNN", "CUDNN_VERSION"), switch=CUDNN),
         Library("mkl", "Intel MKL", False, HOST, ("libmkl",), partial(availability.built, "mkl"),
                 partial(availability.torch_build_version, availability.MKL), ("USE_MKL", "BLAS_INFO", "LAPACK_INFO"),
                 fresh={True: {"MKL_VERBOSE": "1"}}, observe=workloads.product),
         Library("mkldnn", "oneDNN (MKL-DNN)", False, HOST, ("libdnnl",), partial(availability.built, "mkldnn"),
-                partial(availability.torch_build_version, availability.ONEDNN), ("USE_MKLDNN",), switch=switches.MKLDNN,
+                partial(availability.torch_build_version, availability.ONEDNN), ("USE_MKLDNN",), switch=MKLDNN,
                 observe=workloads.convolution),
         Library("openmp", "OpenMP", False, HOST, ("libgomp or libiomp5",), partial(availability.built, "openmp"),
                 partial(availability.torch_build_version, availability.OPENMP), ("USE_OPENMP",),
@@ -38,12 +38,12 @@ LIBRARIES: dict[str, Library] = {
         Library("cusparselt", "cuSPARSELt", True, NVIDIA, ("libcusparseLt",), availability.cusparselt,
                 availability.cusparselt_version, ("USE_CUSPARSELT",)),
         Library("mha", "Fast path of multi-head attention", False, ("cpu", "nvidia", "amd"), (), availability.mha,
-                lambda: "", switch=switches.MHA, observe=workloads.attention_layer),
+                lambda: "", switch=MHA, observe=workloads.attention_layer),
         Library("nnpack", "NNPACK", False, HOST, (), partial(availability.built, "nnpack"), lambda: "", ("USE_NNPACK",),
-                switch=switches.NNPACK, observe=workloads.nnpack),
+                switch=NNPACK, observe=workloads.nnpack),
         Library("opt_einsum", "opt_einsum", False, ("cpu", "nvidia", "amd", "intel", "tpu", "apple"), ("opt_einsum",),
                 availability.opt_einsum, partial(availability.installed_version, "opt-einsum"),
-                switch=switches.OPT_EINSUM, observe=workloads.einsum),
+                switch=OPT_EINSUM, observe=workloads.einsum),
         Library("xeon", "Launcher for Xeon", False, HOST, (), availability.xeon, lambda: "",
                 launcher=("python", "-m", "torch.backends.xeon.run_cpu"), observe=workloads.placement),
     )

@@ -42,7 +42,7 @@ def nnpack() -> Observation:
     """Convolve with oneDNN off and 17 images: torch uses NNPACK only without oneDNN and for at least 16 images."""
     import torch
 
-    from workers.devices.libraries.switches import MKLDNN
+    from workers.devices.libraries.library import MKLDNN
 
     images, kernels = torch.rand(17, 16, 28, 28), torch.rand(16, 16, 3, 3)
     work = lambda: torch.nn.functional.conv2d(images, kernels, padding=1)  # noqa: E731

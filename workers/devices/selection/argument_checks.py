@@ -1,14 +1,43 @@
-"""Check arguments by which callers choose a backend: ordered names, measured rates, arguments of its class."""
+"""Check arguments by which callers choose a backend: names, measured rates, arguments of its class.
+
+BackendType is for callers who prefer an enumeration to strings.
+"""
 
 import inspect
 import math
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
+from cluster import catalogue
 from cluster.errors import UserError, nearest
 from workers.devices import backends
 from workers.options import device_preference
 from workers.options.config_values import short_repr, split_names
+
+
+class BackendType(StrEnum):
+    """One member per vendor of the catalogue, and AUTO: the best backend available."""
+
+    _ignore_ = ["backend"]  # noqa: RUF012
+    AUTO = "auto"
+    for backend in catalogue.vendors():
+        vars()[backend.upper()] = backend
+
+    @classmethod
+    def from_string(cls, name: str) -> "BackendType":
+        """Parse a name or an alias (`cuda`, `rocm`, `xla`, `xpu`, `mps`) in any case.
+
+        Raises UserError naming the nearest.
+        """
+        lowered = str(name).lower()
+        if lowered == cls.AUTO:
+            return cls.AUTO
+        if not catalogue.is_backend(lowered):
+            valid = ["auto", *catalogue.vendors(), *catalogue.aliases()]
+            raise UserError(f"unknown backend {name!r}", nearest(lowered, valid))
+        return cls(catalogue.backend_name(lowered))
+
 
 AUTO = "auto"
 

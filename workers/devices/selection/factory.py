@@ -10,7 +10,7 @@ from workers.devices.backends import BackendUnavailable
 from workers.devices.backends.user_methods import record_fallback
 from workers.devices.capability.device_info import DeviceInfo
 from workers.devices.selection import argument_checks
-from workers.devices.selection.backend_type import BackendType
+from workers.devices.selection.argument_checks import BackendType
 from workers.options import device_preference
 from workers.options.config import ConfigLike, PolyfleetConfig, config_of
 

@@ -7,7 +7,7 @@ from cluster.errors import UserError
 from workers.devices import backends
 from workers.devices.capability.device_info import DeviceInfo
 from workers.devices.selection import argument_checks, factory
-from workers.devices.selection.backend_type import BackendType
+from workers.devices.selection.argument_checks import BackendType
 from workers.errors import NotEnoughMemory
 from workers.options import device_preference
 from workers.options.config import ConfigLike, PolyfleetConfig, config_of

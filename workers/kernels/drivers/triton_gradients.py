@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.kernels.base import KernelBackend
 from workers.kernels.compilation import triton_table as table
 from workers.kernels.compilation.triton_table import Config
 from workers.kernels.drivers.triton_launch import KernelLauncher
-from workers.kernels.gradients import Gradients
 
 Strides = tuple[int, int, int, int]
 
 
-class TritonGradients(Gradients):
+class TritonGradients(KernelBackend):
     own_gradients = frozenset({"rmsnorm", "layernorm", "softmax", "silu", "swiglu", "attention"})
     launch: KernelLauncher
     target: table.CompileTarget

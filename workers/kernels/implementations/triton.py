@@ -13,7 +13,6 @@ from torch import Tensor
 
 from cluster.errors import PolyfleetError
 from workers.errors import KernelsFailed
-from workers.kernels.base import KernelBackend
 from workers.kernels.compilation import triton_table as table
 from workers.kernels.compilation.triton_table import Config
 from workers.kernels.device import as_device
@@ -24,7 +23,7 @@ MAX_PROGRAMS = (1 << 31) - 1
 """Limit of a grid's first dimension (CUDA C++ Programming Guide, "Technical Specifications"); same for HIP."""
 
 
-class Kernels(TritonGradients, KernelBackend):
+class Kernels(TritonGradients):
     """Kernels in Triton. `target`: which lines of the table are used (None: the device's; interpreted: sm_90)."""
 
     name = "triton"

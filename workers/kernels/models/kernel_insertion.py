@@ -10,13 +10,15 @@ from torch import nn
 from workers.devices.backends.precision import name_of
 from workers.kernels.dispatch import tuner
 from workers.kernels.dispatch.classes import shape_class
+from workers.kernels.dispatch.comparison import measure
 from workers.kernels.dispatch.fastest import candidates, kind_of
-from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, software_of
-from workers.kernels.models import attention_patch, module_forms, module_swap
+from workers.kernels.dispatch.probes import Probe
+from workers.kernels.dispatch.tuner import REFERENCE, KernelMeasurement, Situation, software_of
+from workers.kernels.models import attention_patch, kernel_insertion, module_forms, module_swap
 from workers.kernels.models.call_recorder import SITE_PREFIX, RecordedCall, Recorder
 from workers.kernels.models.module_forms import Form, NotReplaceable
+from workers.measurement.inputs import Sample
 from workers.measurement.model_state import preserve_state
-from workers.measurement.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +194,14 @@ class _Measurements:
             if line.low <= 1:
                 return f"no faster{case}: {line.speedup:.2f} times ({line.low:.2f} to {line.high:.2f})"
         return min((line for line in lines if line), key=lambda line: line.speedup)
+
+
+def measure_calls(
+    model: nn.Module, sample: Sample, device: torch.device, *, compiled: bool = False
+) -> list[KernelMeasurement]:
+    """Measure every implementation of the device for each size that occurs in one call of the model."""
+    sites, _ = kernel_insertion.find(model)
+    calls = kernel_insertion.record(model, sites, sample, device)
+    cases = dict.fromkeys((Probe(one.operation, one.shapes, one.causal), one.dtype) for one in calls)
+    kernels = [one for name, one in candidates(device).items() if name != REFERENCE]
+    return measure(list(cases), kernels, device, compiled=compiled)

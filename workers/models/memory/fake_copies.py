@@ -8,7 +8,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.devices.backends.device_transfer import map_tensors, tensors_of
-from workers.measurement.sample import Sample, as_sample
+from workers.measurement.inputs import Sample, as_sample
 
 
 def fake_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:

@@ -14,14 +14,13 @@ from torch.utils._pytree import tree_leaves
 from cluster.errors import UserError
 from workers.devices.backends.device_transfer import tensors_of
 from workers.devices.backends.precision import dtype_of
-from workers.measurement.sample import Sample
-from workers.models.memory.composite_ops import ComposedOps
+from workers.measurement.inputs import Sample
 from workers.models.memory.estimate import MemoryEstimate
 from workers.models.memory.fake_copies import fake_copy, fake_sample, sample_for, tensors_in
 from workers.models.memory.forked_trace import AUTOGRAD_ALREADY_STARTED, run_forked
+from workers.models.memory.formulas import find_optimizer
 from workers.models.memory.live_bytes import LiveBytes
-from workers.models.memory.optimizers import find_optimizer
-from workers.models.memory.torch_logs import silence
+from workers.models.memory.trace_contexts import ComposedOps, silence
 
 TRACED = "traced on fake tensors"
 COMPILED = f"{TRACED}, as one compiled XLA program"

@@ -11,7 +11,7 @@ from workers.devices.backends.precision import precision_of
 from workers.devices.backends.user_methods import record_report
 from workers.kernels.models import kernel_insertion
 from workers.kernels.models.kernel_insertion import InsertedKernels
-from workers.measurement.sample import Sample, as_sample
+from workers.measurement.inputs import Sample, as_sample
 from workers.models.passes.pass_context import PassContext, PreparedModel, SkipPass, outputs, require_close
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def prepare_model_with_custom_kernels(
     Raises UserError without a sample input, for a dtype the device has no units for, and for an object that is not a
     Module.
     """
-    from workers.kernels.models.kernel_times import measure_calls
+    from workers.kernels.models.kernel_insertion import measure_calls
     from workers.models.optimizers.preparation import own_copy, require_module
 
     require_module(model)

@@ -13,12 +13,11 @@ from cluster.errors import UserError
 from workers.devices.backends import device_facts, device_transfer
 from workers.devices.backends.dtype_checks import require_dtype, supports_dtype
 from workers.devices.backends.precision import precision_of
-from workers.measurement.inputs import Inputs
+from workers.measurement.inputs import Inputs, Sample, as_sample
 from workers.measurement.output_difference import largest_difference
-from workers.measurement.sample import Sample, as_sample
 from workers.measurement.timing import Timer
 from workers.measurement.timing_comparison import TimingComparison, compare_timings
-from workers.models.optimizers import passes, speedup_history, trial
+from workers.models.optimizers import passes, result, trial
 from workers.models.optimizers.preparation import mark, move_to_device
 from workers.models.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.models.passes.pass_context import PassContext, SkipPass, deep_copy
@@ -54,7 +53,7 @@ class ModelOptimizer:
         self.backend = backend
 
     def get_available_strategies(self) -> list[OptimizationStrategy]:
-        measured = speedup_history.speedups(device_facts.kind(self.backend))
+        measured = result.speedups(device_facts.kind(self.backend))
         return [
             OptimizationStrategy(
                 p.name,
@@ -274,7 +273,7 @@ class _Trials:
         return self.pass_context.sample
 
     def _store_speedup(self, name: str, speedup: float) -> None:
-        speedup_history.record_speedup(self.kind, str(torch.__version__), name, speedup)
+        result.record_speedup(self.kind, str(torch.__version__), name, speedup)
 
     def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
         names = [p.name for p in passes.PASSES if p in self.accepted]

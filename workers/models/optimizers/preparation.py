@@ -16,7 +16,7 @@ from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import precision_of
 from workers.devices.backends.user_methods import record_report
 from workers.kernels.models.kernel_insertion import restore as take_kernels_out
-from workers.measurement.sample import as_sample
+from workers.measurement.inputs import as_sample
 from workers.models.optimizers import parameter_links, passes
 from workers.models.optimizers.passes import unwrap
 from workers.models.passes.forward_override import restore

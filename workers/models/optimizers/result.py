@@ -1,10 +1,16 @@
-"""Result of an optimisation: passes applied, passes skipped with reasons, and measurements."""
+"""Result of an optimisation: passes applied, passes skipped with reasons, and measurements.
+
+Measured speed-ups of passes are also stored for later runs on this machine, as lines of JSON in POLYFLEET_HOME.
+"""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from torch import nn
 
+from workers.measurement import measurement_files
 from workers.options.optimization_levels import OptimizationLevel
 
 
@@ -48,3 +54,24 @@ class OptimizationStrategy:
     applicable_levels: tuple[str, ...]
     requirements: tuple[str, ...]
     measured_speedup: float | None = None
+
+
+NAME = "optimizations"
+MAX_MEASUREMENTS = 20
+
+
+def history_path() -> Path:
+    return measurement_files.path(NAME)
+
+
+def record_speedup(kind: str, torch: str, name: str, speedup: float) -> None:
+    measurement_files.add(NAME, {"kind": kind, "torch": torch, "pass": name, "speedup": round(speedup, 4)})
+
+
+def speedups(kind: str) -> dict[str, float]:
+    """Return the geometric mean of the last 20 measurements of each pass on this kind of device."""
+    by_pass: dict[str, list[float]] = {}
+    for line in measurement_files.lines(NAME):
+        if line.get("kind") == kind and isinstance(line.get("speedup"), int | float) and line["speedup"] > 0:
+            by_pass.setdefault(str(line.get("pass")), []).append(float(line["speedup"]))
+    return {name: round(geometric_mean(values[-MAX_MEASUREMENTS:]), 3) for name, values in by_pass.items()}

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
+from workers.measurement.inputs import Sample
 from workers.measurement.model_state import preserve_state
 from workers.measurement.output_difference import Difference, all_tensors, largest_difference
-from workers.measurement.sample import Sample
 
 if TYPE_CHECKING:
     from workers.devices.backends.base import BaseBackend

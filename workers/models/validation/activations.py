@@ -18,8 +18,8 @@ from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.device_transfer import tensors_of
 from workers.devices.backends.precision import name_of
 from workers.measurement.fingerprint import inputs_sha256, weights_sha256
+from workers.measurement.inputs import Sample
 from workers.measurement.output_difference import first_tensor
-from workers.measurement.sample import Sample
 from workers.protocol.json_values import plain
 
 SKETCH = 256

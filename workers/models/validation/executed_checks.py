@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from workers.devices.backends.device_transfer import move_to_device
-from workers.measurement.sample import Sample
-from workers.models.memory.torch_logs import silence
+from workers.measurement.inputs import Sample
+from workers.models.memory.trace_contexts import silence
 from workers.models.optimizers.trial import model_bytes
 from workers.models.validation.report import Problem
 

@@ -15,9 +15,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 from workers.models.memory.fake_copies import fake_copy, fake_sample
-from workers.models.memory.torch_logs import silence
+from workers.models.memory.trace_contexts import silence
 
 LIBRARY_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 

@@ -16,7 +16,7 @@ from workers.devices.backends.device_facts import kind
 from workers.devices.backends.dtype_checks import supports_dtype
 from workers.devices.capability import probe_cache
 from workers.devices.capability.documented import FP8_FN, FP8_FNUZ
-from workers.measurement.sample import as_sample
+from workers.measurement.inputs import as_sample
 from workers.models.passes.compilers import compile_model
 from workers.models.passes.pass_context import PassContext, SkipPass
 from workers.models.validation.matrix import FLOATS, PROBED, Capabilities, CapabilityValue

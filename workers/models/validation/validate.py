@@ -9,7 +9,7 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED
 from cluster.errors import UserError
 from workers.devices.backends.device_transfer import tensors_of
-from workers.measurement.sample import Sample, as_sample
+from workers.measurement.inputs import Sample, as_sample
 from workers.models.memory.estimate import MODES, check_choice, estimate_memory
 from workers.models.validation import checks, executed_checks
 from workers.models.validation.matrix import Capabilities, capabilities

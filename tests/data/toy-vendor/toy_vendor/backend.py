@@ -3,7 +3,7 @@ from typing import Any
 import torch
 
 from workers.devices.backends.base import BaseBackend
-from workers.devices.backends.host_memory import process_memory
+from workers.devices.backends.device_facts import process_memory
 
 
 class ToyBackend(BaseBackend):

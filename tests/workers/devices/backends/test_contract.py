@@ -12,7 +12,7 @@ from cluster.errors import UserError
 from workers.devices import backends
 from workers.devices.capability.device_info import DeviceInfo
 from workers.errors import OutOfDeviceMemory
-from workers.measurement.sample import Sample
+from workers.measurement.inputs import Sample
 from workers.options.config import PolyfleetConfig
 
 NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]

@@ -10,8 +10,7 @@ import torch
 
 from cluster.errors import UserError
 from workers.devices import backends
-from workers.devices.backends import BackendUnavailable
-from workers.devices.backends.library_import import import_error
+from workers.devices.backends import BackendUnavailable, import_error
 from workers.options.config import PolyfleetConfig
 
 ROOT = Path(__file__).parents[4]
@@ -86,7 +85,7 @@ TOY = """
 from typing import Any
 import torch
 from workers.devices.backends.base import BaseBackend
-from workers.devices.backends.host_memory import process_memory
+from workers.devices.backends.device_facts import process_memory
 
 class ToyBackend(BaseBackend):
     BACKEND_NAME = "toy"

@@ -10,8 +10,9 @@ import pytest
 from cluster.types import Device
 from workers.devices.capability.hardware import HardwareDetector
 from workers.devices.capability.traits import traits
-from workers.devices.discovery import discover, import_checks
+from workers.devices.discovery import discover
 from workers.devices.discovery.machine import Machine, sysfs_address
+from workers.devices.discovery.machine_findings import import_failures
 from workers.devices.discovery.vendor_probe import probe
 from workers.devices.discovery.vendors import amd, amd_smi, intel, intel_smi
 
@@ -170,7 +171,7 @@ def test_libraries_that_do_not_load_are_told_with_their_message(tmp_path, monkey
     (tmp_path / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    wrong, crashed = import_checks.import_failures(("for_another_torch", "crashing", "json", "not_installed"))
+    wrong, crashed = import_failures(("for_another_torch", "crashing", "json", "not_installed"))
     assert "undefined symbol: deleteNode" in wrong.message
     assert crashed.subject == "crashing"
     assert wrong.remedy

@@ -6,8 +6,8 @@ from torch import nn
 
 from workers.devices import backends
 from workers.devices.backends.vendors.cpu import CPUBackend
+from workers.measurement.inputs import as_sample
 from workers.measurement.model_state import preserve_state
-from workers.measurement.sample import as_sample
 from workers.models.optimizers.trial import outcome
 from workers.models.passes.compilers import compile_with
 from workers.models.passes.pass_context import PassContext, outputs

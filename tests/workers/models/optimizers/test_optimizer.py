@@ -15,10 +15,10 @@ from cluster.errors import UserError
 from workers import OptimizationLevel, get_available_strategies, get_optimizer
 from workers.devices import backends
 from workers.devices.backends.vendors.cpu import CPUBackend
-from workers.measurement.sample import as_sample
+from workers.measurement.inputs import as_sample
 from workers.measurement.timing import Timer
 from workers.measurement.timing_comparison import compare_timings
-from workers.models.optimizers import passes, speedup_history
+from workers.models.optimizers import passes, result
 from workers.models.optimizers.optimizer import ModelOptimizer
 from workers.models.passes.pass_context import PassContext
 
@@ -368,14 +368,14 @@ def test_strategies_tell_what_was_measured_here_and_nothing_else(needs_native):
 
 
 def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_path, monkeypatch):
-    speedup_history.record_speedup("cpu", "2.13", "compile", 2.0)
-    speedup_history.path().write_text(speedup_history.path().read_text() + '{"kind": "cpu", "pa')
-    speedup_history.record_speedup("cpu", "2.13", "compile", 8.0)
-    assert speedup_history.speedups("cpu")["compile"] in (2.0, 4.0)
+    result.record_speedup("cpu", "2.13", "compile", 2.0)
+    result.history_path().write_text(result.history_path().read_text() + '{"kind": "cpu", "pa')
+    result.record_speedup("cpu", "2.13", "compile", 8.0)
+    assert result.speedups("cpu")["compile"] in (2.0, 4.0)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file" / "below"))
-    speedup_history.record_speedup("cpu", "2.13", "compile", 2.0)
-    assert speedup_history.speedups("cpu") == {}
+    result.record_speedup("cpu", "2.13", "compile", 2.0)
+    assert result.speedups("cpu") == {}
 
 
 def test_a_race_is_won_by_the_one_that_does_less():

@@ -6,8 +6,8 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.devices import backends
+from workers.measurement.inputs import as_sample
 from workers.measurement.output_difference import difference, first_tensor
-from workers.measurement.sample import as_sample
 from workers.models.optimizers.passes import unwrap
 from workers.models.passes import batch_norm_folding
 

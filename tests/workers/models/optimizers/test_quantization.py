@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from workers.devices import backends
-from workers.measurement.sample import as_sample
+from workers.measurement.inputs import as_sample
 from workers.models.optimizers import passes
 from workers.models.optimizers.trial import model_bytes
 from workers.models.passes.pass_context import PassContext

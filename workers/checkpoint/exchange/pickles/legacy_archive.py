@@ -13,8 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from cluster.input import sandbox
 from workers.checkpoint.exchange.pickles import pickle_symbols
-from workers.checkpoint.exchange.pickles.storage_dtypes import dtype_of, item_bytes
-from workers.checkpoint.exchange.pickles.tensors import Storage
+from workers.checkpoint.exchange.pickles.tensors import Storage, item_bytes, storage_dtype
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import first_names, key_text
 from workers.errors import CheckpointError
@@ -82,7 +81,7 @@ class LegacyArchive:
         """
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return pid[1]
-        if not _is_storage(pid) or (dtype := dtype_of(pickle_symbols.name_of(pid[1]))) is None:
+        if not _is_storage(pid) or (dtype := storage_dtype(pickle_symbols.name_of(pid[1]))) is None:
             raise CheckpointError(
                 f"{self.path} has a malformed reference to a storage: {key_text(pid)[:80]}", COPY_AGAIN
             )

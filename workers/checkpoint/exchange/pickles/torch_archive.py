@@ -12,8 +12,7 @@ from typing import IO, Any
 
 from cluster.input import sandbox
 from workers.checkpoint.exchange.pickles import pickle_symbols
-from workers.checkpoint.exchange.pickles.storage_dtypes import dtype_of, item_bytes
-from workers.checkpoint.exchange.pickles.tensors import Storage
+from workers.checkpoint.exchange.pickles.tensors import Storage, item_bytes, storage_dtype
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import key_text
 from workers.errors import CheckpointError
@@ -105,7 +104,7 @@ class Archive:
 
         def persistent(pid: Any) -> Storage:
             kind, storage_class, key, device, count = pid if isinstance(pid, tuple) and len(pid) == 5 else (None,) * 5
-            dtype = dtype_of(pickle_symbols.name_of(storage_class))
+            dtype = storage_dtype(pickle_symbols.name_of(storage_class))
             info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
             if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(

@@ -22,10 +22,11 @@ from workers.checkpoint.exchange.sources.dcp_folders import read_dcp
 from workers.checkpoint.exchange.sources.entry_conversion import add_entries, add_optimizer_entries, read_value
 from workers.checkpoint.exchange.sources.imported_state import ImportedState
 from workers.checkpoint.exchange.sources.source_step import step_in, step_in_name
-from workers.checkpoint.exchange.sources.unsupported import PARTITIONS, has_partitions
 from workers.checkpoint.exchange.sources.weight_files import (
+    PARTITIONS,
     SAFETENSORS_INDEX,
     TORCH_INDEX,
+    has_partitions,
     import_safetensors,
     import_torch,
 )

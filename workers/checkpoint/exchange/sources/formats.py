@@ -16,8 +16,12 @@ from workers.checkpoint.exchange.sources.imported_state import ImportedState
 from workers.checkpoint.exchange.sources.optimizer_names import add_optimizers
 from workers.checkpoint.exchange.sources.safetensors_files import files_of
 from workers.checkpoint.exchange.sources.source_step import EPOCHS, step_in, step_in_name
-from workers.checkpoint.exchange.sources.unsupported import check_not_partitioned
-from workers.checkpoint.exchange.sources.weight_files import TORCH_INDEX, import_safetensors, import_torch
+from workers.checkpoint.exchange.sources.weight_files import (
+    TORCH_INDEX,
+    check_not_partitioned,
+    import_safetensors,
+    import_torch,
+)
 from workers.checkpoint.format.manifest import Origin
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.message_text import first_names

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from cluster import catalogue
+from workers.devices.backends.device_facts import Traits
 from workers.devices.backends.torch_module import CudaModuleBackend
-from workers.devices.backends.traits import Traits
 
 
 class AMDBackend(CudaModuleBackend):

@@ -13,11 +13,9 @@ import torch
 
 from cluster import catalogue
 from cluster.errors import SpecError
-from workers.devices.backends import BackendUnavailable, torch_settings
+from workers.devices.backends import BackendUnavailable, import_error, torch_settings
 from workers.devices.backends.base import BaseBackend, Later, Memory
-from workers.devices.backends.host_memory import process_memory
-from workers.devices.backends.library_import import import_error
-from workers.devices.backends.traits import Traits
+from workers.devices.backends.device_facts import Traits, process_memory
 from workers.devices.discovery.machine import Machine
 from workers.devices.discovery.vendors.cpu import instruction_sets
 from workers.options.config import CPUConfig

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.devices.backends.library_import import import_error
+from workers.devices.backends import import_error
 from workers.devices.backends.torch_module import TorchModuleBackend
 
 IPEX = "intel_extension_for_pytorch"

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from cluster import catalogue
-from workers.devices.backends import torch_settings
+from workers.devices.backends import import_error, torch_settings
 from workers.devices.backends.base import Later
-from workers.devices.backends.library_import import import_error
 from workers.devices.backends.xla import XLABackend
 
 

@@ -17,10 +17,9 @@ from torch import nn
 
 from cluster import catalogue
 from cluster.errors import UserError
-from workers.devices.backends import torch_settings
+from workers.devices.backends import LOAD_ERRORS, import_error, torch_settings
 from workers.devices.backends.base import Later, Memory
-from workers.devices.backends.host_memory import process_memory
-from workers.devices.backends.library_import import Failure, import_error
+from workers.devices.backends.device_facts import process_memory
 from workers.devices.backends.xla import TorchXLA, XLABackend
 
 DEVICE_FILES = ("accel*", "vfio/[0-9]*")
@@ -37,7 +36,7 @@ class TorchTPU(TorchXLA):
         try:
             for entry in entry_points(group="torch.backends", name="torch_tpu"):
                 entry.load()()
-        except Failure as e:
+        except LOAD_ERRORS as e:
             return f"torch_tpu does not load with torch {torch.__version__}: {e}"
         return "" if torch.accelerator.is_available() else f"torch_tpu {version('torch_tpu')} sees no TPU"
 
