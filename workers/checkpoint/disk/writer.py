@@ -73,7 +73,7 @@ def write_shards(
     """
     shards = [_Shard(layout, layout.chunks) for layout in layouts]
     total_bytes = sum(layout.size_bytes for layout in layouts)
-    counter, compiled = _ByteCounter(total_bytes, progress), passes.compiled_passes(total_bytes, build=False)
+    counter, compiled = ByteProgress(total_bytes, progress), passes.compiled_passes(total_bytes, build=False)
 
     def write(item: tuple[_Shard, int], scratch: memoryview) -> None:
         shard, index = item
@@ -115,17 +115,17 @@ def _put(files: Files, folder: Path, shard: _Shard, index: int, data: memoryview
         files.finish(shard.file)
 
 
-class _ByteCounter:
-    """Report the number of bytes done, from any thread."""
+class ByteProgress:
+    """Report the number of bytes done, at most `total`, from any thread."""
 
     def __init__(self, total: int, progress: Progress | None):
-        self._total, self._progress, self._done, self._lock = total, progress, 0, threading.Lock()
+        self.total, self._progress, self._done, self._lock = total, progress, 0, threading.Lock()
 
     def add(self, size_bytes: int) -> None:
         if self._progress is not None:
             with self._lock:
-                self._done += size_bytes
-                self._progress(self._done, self._total)
+                self._done = min(self._done + size_bytes, self.total)
+                self._progress(self._done, self.total)
 
 
 def _in_threads(work: list, do: Callable, scratch: bool) -> None:  # type: ignore[type-arg]

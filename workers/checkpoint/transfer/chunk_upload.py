@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.input.untrusted_files import read_bytes
-from workers.checkpoint.format.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from workers.checkpoint.disk.writer import ByteProgress
+from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.errors import CheckpointError
 
@@ -24,12 +25,9 @@ def missing(root: str, name: str, manifest: str, progress: Progress | None = Non
         files = receiver.manifest.files
         reply = {"arrived": receiver.is_complete, "folder": str(receiver.folder), "step": receiver.manifest.step}
         reply |= {"files": len(files), "bytes": receiver.manifest.size_bytes()}
-        progress_counter = _ByteCounter(receiver.manifest.size_bytes(), progress)
-        missing_chunks = [] if receiver.is_complete else receiver.missing(progress_counter)
-        sizes = (
-            (file, index, min(CHUNK_BYTES, files[file].bytes - index * CHUNK_BYTES)) for file, index in missing_chunks
-        )
-        return reply | {"chunks": [list(row) for row in sizes]}
+        counter = ByteProgress(receiver.manifest.size_bytes(), progress)
+        chunks = [] if receiver.is_complete else receiver.missing(counter.add)
+        return reply | {"chunks": [[*chunk, receiver.manifest.size_of(chunk)] for chunk in chunks]}
 
 
 def arrive(root: str, name: str, manifest: str, progress: Progress | None = None) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
     """
     with _receiver(root, name, manifest) as receiver:
         if not receiver.is_complete:
-            missing_chunks = receiver.missing(_ByteCounter(receiver.manifest.size_bytes(), progress))
+            missing_chunks = receiver.missing(ByteProgress(receiver.manifest.size_bytes(), progress).add)
             if missing_chunks:
                 file, index = missing_chunks[0]
                 raise CheckpointError(
@@ -52,13 +50,3 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
 
 def _receiver(root: str, name: str, manifest: str) -> CheckpointReceiver:
     return CheckpointReceiver(Path(root), name, read_bytes(Path(manifest), MAX_MANIFEST_BYTES))
-
-
-class _ByteCounter:
-    def __init__(self, total: int, progress: Progress | None):
-        self._total, self._done, self._progress = total, 0, progress
-
-    def __call__(self, size_bytes: int) -> None:
-        self._done += size_bytes
-        if self._progress is not None:
-            self._progress(self._done, self._total)

@@ -9,9 +9,10 @@ from typing import Any
 from workers.checkpoint.disk.damage_marks import record_verification
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.reader import Chunk
-from workers.checkpoint.format.manifest import CHUNK_BYTES, NAME, DamagedCheckpoint, Manifest, chunk_count, chunk_digest
+from workers.checkpoint.disk.writer import ByteProgress
+from workers.checkpoint.format.manifest import CHUNK_BYTES, NAME, DamagedCheckpoint, chunk_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
-from workers.checkpoint.transfer.expected import ExpectedFiles
+from workers.checkpoint.transfer.expected import ExpectedFiles, expected_of
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, newest_checkpoint, store
 from workers.errors import CheckpointError
@@ -40,11 +41,12 @@ def copy(
     started_s = time.perf_counter()
     origin, name = newest_checkpoint(store(source, follow_links))
     text = manifest_text(origin)
-    manifest = parse_manifest(text, f"{origin.where}/{NAME}")
+    manifest = expected_of(parse_manifest(text, f"{origin.where}/{NAME}"))
     destination = store(target)
     counter = ByteProgress(manifest.size_bytes(), progress)
     if isinstance(destination, FolderStore):
-        transferred_bytes, already_there = _copy_to_folder(origin, destination.path, name, text, counter, files)
+        receiver = CheckpointReceiver(destination.path, name, text, files, manifest)
+        transferred_bytes, already_there = _copy_to_folder(origin, receiver, counter)
     else:
         transferred_bytes, already_there = _copy_to_objects(
             origin, destination.checkpoints_below(name), text, manifest, counter
@@ -66,11 +68,11 @@ def verify_location(place: str | Path, progress: Progress | None = None) -> dict
     A checkpoint in a folder is marked if it is damaged; if it is sound its mark is removed.
     """
     origin, _ = newest_checkpoint(store(place))
-    manifest = parse_manifest(manifest_text(origin), f"{origin.where}/{NAME}")
+    manifest = expected_of(parse_manifest(manifest_text(origin), f"{origin.where}/{NAME}"))
     counter = ByteProgress(manifest.size_bytes(), progress)
     problems = []
-    for chunk, data in _fetch_chunks(origin, manifest, _all_chunks(manifest)):
-        counter.add(_chunk_bytes(manifest, chunk))
+    for chunk, data in _fetch_chunks(origin, manifest, manifest.chunks()):
+        counter.add(manifest.size_of(chunk))
         if isinstance(data, CheckpointError):
             problems.append(data.message)
     if isinstance(origin, FolderStore):
@@ -80,16 +82,16 @@ def verify_location(place: str | Path, progress: Progress | None = None) -> dict
         "step": manifest.step,
         "ok": not problems,
         "bytes": manifest.size_bytes(),
-        "chunks": len(_all_chunks(manifest)),
+        "chunks": len(manifest.chunks()),
         "problems": problems,
     }
 
 
 def _copy_to_folder(
-    origin: FolderStore | ObjectStore, root: Path, name: str, text: bytes, counter: "ByteProgress", files: Files | None
+    origin: FolderStore | ObjectStore, receiver: CheckpointReceiver, counter: ByteProgress
 ) -> tuple[int, bool]:
     try:
-        with CheckpointReceiver(root, name, text, files) as receiver:
+        with receiver:
             if receiver.is_complete:
                 counter.add(counter.total)
                 return 0, True
@@ -104,7 +106,7 @@ def _copy_to_folder(
             return transferred_bytes, False
     except OSError as e:
         raise CheckpointError(
-            f"cannot copy {name} into {root}: {e.strerror or e}",
+            f"cannot copy {receiver.name} into {receiver.root}: {e.strerror or e}",
             "free disk space there, then copy it again: chunks that arrived are not sent again",
         ) from e
 
@@ -113,8 +115,8 @@ def _copy_to_objects(
     origin: FolderStore | ObjectStore,
     destination: ObjectStore,
     text: bytes,
-    manifest: Manifest,
-    counter: "ByteProgress",
+    manifest: ExpectedFiles,
+    counter: ByteProgress,
 ) -> tuple[int, bool]:
     """Copy complete objects: those already there and sound are not sent again; the manifest is put last."""
     if destination.exists(NAME):
@@ -139,20 +141,20 @@ def _copy_to_objects(
     return transferred_bytes, False
 
 
-def _is_sound(objects: ObjectStore, manifest: Manifest, file: str) -> bool:
+def _is_sound(objects: ObjectStore, manifest: ExpectedFiles, file: str) -> bool:
     try:
         if not objects.exists(file) or objects.size_bytes(file) != manifest.files[file].bytes:
             return False
     except DamagedCheckpoint:
         return False
-    chunks = [chunk for chunk in _all_chunks(manifest) if chunk[0] == file]
-    return not any(isinstance(data, CheckpointError) for _, data in _fetch_chunks(objects, manifest, chunks))
+    checked = _fetch_chunks(objects, manifest, manifest.chunks_of(file))
+    return not any(isinstance(data, CheckpointError) for _, data in checked)
 
 
 def _file_parts(
-    origin: FolderStore | ObjectStore, manifest: Manifest, file: str, counter: "ByteProgress"
+    origin: FolderStore | ObjectStore, manifest: ExpectedFiles, file: str, counter: ByteProgress
 ) -> Iterator[bytes]:
-    for _, data in _fetch_chunks(origin, manifest, [chunk for chunk in _all_chunks(manifest) if chunk[0] == file]):
+    for _, data in _fetch_chunks(origin, manifest, manifest.chunks_of(file)):
         if isinstance(data, CheckpointError):
             raise data
         counter.add(len(data))
@@ -160,20 +162,19 @@ def _file_parts(
 
 
 def _fetch_chunks(
-    origin: FolderStore | ObjectStore, manifest: Manifest | ExpectedFiles, chunks: list[Chunk]
+    origin: FolderStore | ObjectStore, manifest: ExpectedFiles, chunks: list[Chunk]
 ) -> Iterator[tuple[Chunk, memoryview | CheckpointError]]:
     """Yield each chunk in order, verified, or the error; a few chunks are read ahead."""
 
     def fetch(chunk: Chunk) -> memoryview | CheckpointError:
-        data = memoryview(bytearray(_chunk_bytes(manifest, chunk)))
+        data = memoryview(bytearray(manifest.size_of(chunk)))
         try:
             origin.read(chunk[0], chunk[1] * CHUNK_BYTES, data)
         except CheckpointError as e:
             return e
-        if chunk_digest(data) == manifest.files[chunk[0]].xxh3_128[chunk[1]]:
+        if chunk_digest(data) == manifest.digest_of(chunk):
             return data
-        count = len(manifest.files[chunk[0]].xxh3_128)
-        return DamagedCheckpoint(f"{origin.where}/{chunk[0]}: chunk {chunk[1] + 1} of {count} is not what was saved")
+        return DamagedCheckpoint(f"{origin.where}/{chunk[0]}: {manifest.name_of(chunk)} is not what was saved")
 
     with ThreadPoolExecutor(THREADS, "fetch") as pool:
         pending = [(chunk, pool.submit(fetch, chunk)) for chunk in chunks[:THREADS]]
@@ -184,23 +185,3 @@ def _fetch_chunks(
             if (next_chunk := next(remaining, None)) is not None:
                 pending.append((next_chunk, pool.submit(fetch, next_chunk)))
             yield chunk, data
-
-
-def _all_chunks(manifest: Manifest) -> list[Chunk]:
-    return [(file, index) for file, entry in manifest.files.items() for index in range(chunk_count(entry.bytes))]
-
-
-def _chunk_bytes(manifest: Manifest | ExpectedFiles, chunk: Chunk) -> int:
-    return min(CHUNK_BYTES, manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
-
-
-class ByteProgress:
-    """Count transferred bytes and report them to `progress`."""
-
-    def __init__(self, total: int, progress: Progress | None):
-        self.total, self._done, self._progress = total, 0, progress
-
-    def add(self, size_bytes: int) -> None:
-        self._done += size_bytes
-        if self._progress is not None:
-            self._progress(min(self._done, self.total), self.total)

@@ -23,7 +23,10 @@ class ExpectedFiles:
 
     def chunks(self) -> list[Chunk]:
         """All chunks, in order."""
-        return [(name, index) for name, file in self.files.items() for index in range(chunk_count(file.bytes))]
+        return [chunk for file in self.files for chunk in self.chunks_of(file)]
+
+    def chunks_of(self, file: str) -> list[Chunk]:
+        return [(file, index) for index in range(chunk_count(self.files[file].bytes))]
 
     def size_of(self, chunk: Chunk) -> int:
         return min(CHUNK_BYTES, self.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)

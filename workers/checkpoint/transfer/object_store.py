@@ -17,12 +17,12 @@ from workers.checkpoint.disk.files import Files, allocate_aligned
 from workers.checkpoint.disk.layout import Layout
 from workers.checkpoint.disk.pins import PIN
 from workers.checkpoint.disk.retention import remove_checkpoint
-from workers.checkpoint.disk.writer import Arena, Progress
+from workers.checkpoint.disk.writer import Arena, ByteProgress, Progress
 from workers.checkpoint.format import manifest
 from workers.checkpoint.format.manifest import CHUNK_BYTES, FOLDER, NAME, FileEntry, Manifest, Producer, chunk_digest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.format.step_folders import checkpoints_below
-from workers.checkpoint.transfer.copier import ByteProgress, copy, verify_location
+from workers.checkpoint.transfer.copier import copy, verify_location
 from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, store
 from workers.errors import CheckpointError
 
@@ -104,7 +104,7 @@ def open_objects(uri: str) -> ObjectStore:
     return target
 
 
-def _chunks(layout: Layout, arena: Arena | None, digests: list[str], counter: "ByteProgress") -> Iterator[bytes]:
+def _chunks(layout: Layout, arena: Arena | None, digests: list[str], counter: ByteProgress) -> Iterator[bytes]:
     scratch = allocate_aligned(CHUNK_BYTES) if arena is None else None
     for index in range(layout.chunks):
         size_bytes = min(CHUNK_BYTES, layout.size_bytes - index * CHUNK_BYTES)

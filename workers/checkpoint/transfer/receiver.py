@@ -18,11 +18,12 @@ from typing import Self
 
 from cluster.errors import Conflict
 from cluster.input.untrusted_files import UnreadableFile, open_untrusted, read_bytes
+from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.damage_marks import record_verification
-from workers.checkpoint.disk.files import Files, OpenFile, allocate_aligned, round_up_to_page, write_file
+from workers.checkpoint.disk.files import Files, OpenFile, allocate_aligned, round_up_to_page
 from workers.checkpoint.disk.pins import is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
-from workers.checkpoint.disk.retention import INCOMING, first_damage
+from workers.checkpoint.disk.retention import INCOMING, first_damage, remove_checkpoint
 from workers.checkpoint.format.manifest import (
     CHUNK_BYTES,
     MAX_INLINE_BYTES,
@@ -160,23 +161,12 @@ class CheckpointReceiver:
         self._files.sync_folder(self.folder)
         pinned = is_pinned(self.final_folder)
         if self.final_folder.exists():
-            self._clear(self.final_folder)
+            remove_checkpoint(self._files, self.final_folder)  # left by an interrupted commit, or damaged
         self._files.rename(self.folder, self.final_folder)
         self._files.sync_folder(self.root)
-        part = self.final_folder / f".{NAME}.part"
-        write_file(self._files, part, self.text)
-        self._files.rename(part, self.final_folder / NAME)
         if pinned:
             pin(self.final_folder)
-        self._files.sync_folder(self.final_folder)
-
-    def _clear(self, folder: Path) -> None:
-        """Remove what an interrupted commit left, or a damaged copy.
-        The manifest is removed first, so that a half deleted folder is not a checkpoint.
-        """
-        for path in sorted(folder.iterdir(), key=lambda path: path.name != NAME):
-            self._files.remove(path)
-        self._files.remove_folder(folder)
+        write_manifest(self._files, self.final_folder, self.text)
 
     def _open_file(self, file: str) -> OpenFile:
         if file not in self._open:
