@@ -73,7 +73,7 @@ def convert(
         policy.check_losses(report)
         folder = Path(root) / _folder_name(reader, target_dtypes)
         exists = os.path.lexists(folder / NAME)
-        manifest = _existing_copy(folder, target_dtypes) if exists else converted.write(files, Path(root), folder, kind)
+        manifest = _existing_copy(folder, target_dtypes) if exists else converted.write(files, Path(root), folder)
     return {
         "path": str(folder),
         "step": manifest.step,
@@ -119,7 +119,7 @@ class _ConvertedTensors:
         self._stage.rescale()
         self._stage.count_losses()
 
-    def write(self, files: Files, root: Path, folder: Path, kind: str) -> Manifest:
+    def write(self, files: Files, root: Path, folder: Path) -> Manifest:
         layouts = lay_out([self._piece(name) for name in self._target_dtypes], SHARD_BYTES)
         staging = root / f"{PART}{folder.name}"
         with writer_lock(root):

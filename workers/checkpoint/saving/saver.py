@@ -71,7 +71,7 @@ class PreparedSave:
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
         stem = "shard-{:05d}" if ranks.size == 1 else f"shard-r{ranks.rank:05d}-{{:05d}}"
         self.layouts = lay_out(pieces(tensors), SHARD_BYTES, f"{stem}.safetensors")
-        self.tensors = _describe(contents, tensors, self.layouts)
+        self.tensors = _describe(contents, self.layouts)
         self.manifest = Manifest(step, "", producer, {}, {}, contents.entries, _world(contents, ranks))
         self.to = to
         self.arena: Arena | None = None
@@ -241,7 +241,7 @@ def _own_tensors(contents: Capture, ranks: CheckpointRanks) -> dict[str, torch.T
     return tensors
 
 
-def _describe(contents: Capture, own: dict[str, torch.Tensor], layouts: list[Layout]) -> dict[str, TensorEntry]:
+def _describe(contents: Capture, layouts: list[Layout]) -> dict[str, TensorEntry]:
     """Entries of all tensors in the order of the state; those that another rank writes have no shard yet."""
     locations = {
         piece.key: Stored(layout.file, offset)

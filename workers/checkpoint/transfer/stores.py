@@ -1,13 +1,14 @@
 """Where checkpoints can be stored: local folders, and object stores through fsspec.
 
-Both have the same few operations; nothing else is used, so that any store works.
+Both have the same few operations, and nothing else is used, so that any store works: names, exists, size_bytes, read
+and checkpoints_below. Names are relative to `where`, with `/`.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
 from cluster.input import checkpoint_location
@@ -23,25 +24,6 @@ OBJECT_STORES = {
 IN_MEMORY: tuple[str, ...] = ()
 """Schemes of stores that end with their process. Only tests set one; users cannot name one."""
 BLOCK_BYTES = 16 << 20
-
-
-class CheckpointStore(Protocol):
-    """One folder of checkpoints, or one checkpoint in it: names are relative to `where`, with `/`."""
-
-    where: str
-
-    def names(self) -> list[str]:
-        """Names directly below; [] if there are none."""
-
-    def exists(self, name: str) -> bool: ...
-
-    def size_bytes(self, name: str) -> int:
-        """Raises DamagedCheckpoint if there is no such file."""
-
-    def read(self, name: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset` on. Raises DamagedCheckpoint."""
-
-    def checkpoints_below(self, name: str) -> "CheckpointStore": ...
 
 
 class FolderStore:

@@ -37,7 +37,7 @@ def init_kernels(
     except KernelsUnavailable as e:
         if not others:
             raise
-        kernels = _create_fallback(e, others, device, options)
+        kernels = _create_fallback(e, others, device)
     if bytes_needed is not None:
         _require_memory(kernels, bytes_needed)
     return kernels
@@ -96,9 +96,7 @@ def _create(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
     return registry.create(name, device, **options)
 
 
-def _create_fallback(
-    error: KernelsUnavailable, names: Sequence[str], device: Any, options: dict[str, Any]
-) -> "KernelBackend":
+def _create_fallback(error: KernelsUnavailable, names: Sequence[str], device: Any) -> "KernelBackend":
     reasons = [f"{error.kernels}: {error.reason}"]
     for name in names:
         try:

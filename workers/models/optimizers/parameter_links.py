@@ -29,7 +29,7 @@ def record_origin(copied: nn.Module, original: nn.Module) -> None:
             _ANCESTORS[parameter] = (weakref.ref(source), *_ANCESTORS.get(source, ()))
 
 
-def update_after_move(moved: MovedTensors, model: nn.Module, before: list[nn.Parameter]) -> None:
+def update_after_move(moved: MovedTensors, before: list[nn.Parameter]) -> None:
     """Record that parameters which a move replaced (XLA) come from those in `before`."""
     for old in before:
         new = moved.get(id(old))

@@ -127,7 +127,7 @@ def own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:
 def move_to_device(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     """Move the model itself to the device, and remove the overrides of an earlier preparation."""
     before = list(model.parameters())
-    parameter_links.update_after_move(device_transfer.move_module(model, backend.device), model, before)
+    parameter_links.update_after_move(device_transfer.move_module(model, backend.device), before)
     inner = unwrap(model)
     take_kernels_out(inner)
     mark: PreparationMark | None = inner.__dict__.pop(MARK, None)

@@ -79,14 +79,14 @@ def _documented(backend: str, kind: str) -> Capabilities:
     values["fp8_flavour"] = _documented_value(
         values["fp8_flavour"].value, citation(architecture.sources) if architecture else ""
     )
-    return Capabilities(kind=kind, dtypes=_dtypes(backend, kind, architecture), **values)
+    return Capabilities(kind=kind, dtypes=_dtypes(backend, architecture), **values)
 
 
 def _documented_value(value: Any, source: str) -> CapabilityValue:
     return CapabilityValue(None, UNKNOWN) if value is None else CapabilityValue(value, DOCUMENTED, source)
 
 
-def _dtypes(backend: str, kind: str, architecture: Architecture | None) -> dict[str, CapabilityValue]:
+def _dtypes(backend: str, architecture: Architecture | None) -> dict[str, CapabilityValue]:
     """Return the support of each dtype. Only float32 is certain for a kind without documented architecture."""
     source = citation(architecture.sources) if architecture else ""
     documented = (
