@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILE
+from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILES
 from workers.checkpoint.exchange.sources.source_form import ROOT_DEPTH
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
@@ -49,13 +49,13 @@ class ExportedValues:
         """Return the value of the imported file; for any other checkpoint its entries."""
         if self.origin is None or self.origin.format not in SINGLE:
             return self.entries()
-        names = [name for name in self.origin.files if name != EXTRA_FILE or self.origin.format != "dcp"]
+        names = [name for name in self.origin.files if name not in EXTRA_FILES or self.origin.format != "dcp"]
         return self.file(*names) if len(names) == 1 else self.entries()
 
-    def extra_file(self) -> Any:
-        """Return the content of the extra file in a DCP folder, or None."""
-        has_file = self.origin is not None and self.origin.format == "dcp" and EXTRA_FILE in self.origin.files
-        return self.file(EXTRA_FILE) if has_file else None
+    def extra_files(self) -> dict[str, Any]:
+        """Return the contents of the extra files beside the sharded state in a DCP folder."""
+        files = self.origin.files if self.origin is not None and self.origin.format == "dcp" else {}
+        return {name: self.file(name) for name in EXTRA_FILES if name in files}
 
     def file(self, name: str) -> Any:
         """Return the content of file `name` of the source. Raises DamagedCheckpoint if its form is malformed."""

@@ -18,7 +18,6 @@ from workers.checkpoint.disk.layout import Layout, TensorPiece, lay_out
 from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.exported_value import ExportedValues
 from workers.checkpoint.exchange.library_folders import WrittenFiles, save_value, write_folder
-from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILE
 from workers.checkpoint.exchange.sources.formats import FORMATS
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
@@ -204,17 +203,19 @@ def _export_torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Writt
 
 
 def _full_value(values: ExportedValues) -> Any:
-    """Return everything as one value, with the content of a DCP folder's extra file."""
-    full_value, extra_file = values.full_value(), values.extra_file()
-    return full_value | extra_file if isinstance(full_value, dict) and isinstance(extra_file, dict) else full_value
+    """Return everything as one value, with the content of a DCP folder's extra files."""
+    full_value = values.full_value()
+    for content in values.extra_files().values():
+        full_value = full_value | content if isinstance(full_value, dict) and isinstance(content, dict) else full_value
+    return full_value
 
 
 def _export_dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> WrittenFiles:
     values = ExportedValues(checkpoint)
     full_value = {entry: values.entry(entry)} if entry else values.full_value()
     count = _save_with_dcp(full_value if isinstance(full_value, dict) else values.entries(), target)
-    if not entry and (extra_file := values.extra_file()) is not None:
-        count += save_value(extra_file, target / EXTRA_FILE)
+    for name, content in ({} if entry else values.extra_files()).items():
+        count += save_value(content, target / name)
     return WrittenFiles(count, [])
 
 

@@ -1,4 +1,8 @@
-"""Read folders of torch.distributed.checkpoint, whose `.metadata` and tensor heads are pickles."""
+"""Read folders of torch.distributed.checkpoint, whose `.metadata` and tensor heads are pickles.
+
+Megatron's `torch_dist` is such a folder, with a file beside it. Source: megatron/core/dist_checkpointing,
+strategies/common.py (`common.pt`) and core.py (`metadata.json`).
+"""
 
 import os
 from itertools import pairwise
@@ -17,14 +21,16 @@ from workers.checkpoint.format.links import resolve_links
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
-EXTRA_FILE = "meta.pt"
-"""Lightning's file for everything else in a sharded checkpoint: step, loops, callbacks, schedulers."""
+EXTRA_FILES = ("meta.pt", "common.pt")
+"""Files for everything that is not sharded: Lightning's step, loops, callbacks, schedulers; Megatron's iteration, args.
+"""
+_REASONS = {"metadata.json": "it says which library wrote the folder"}
 _Location = tuple[Path, int, int]
 """File, offset and length."""
 
 
-def read_dcp(source: Path, plain: PickleDecoder) -> Any:
-    """Read the state dict that was saved. Raises CheckpointError."""
+def read_dcp(source: Path, plain: PickleDecoder) -> tuple[Any, set[str]]:
+    """Return the state dict that was saved, and the names of the files that have it. Raises CheckpointError."""
     metadata_path = source / ".metadata"
     os.close(open_regular(metadata_path))  # raises with the reason if it is not a readable file
     sandbox.raise_limits(metadata_bytes=min(metadata_path.stat().st_size, pickle_symbols.MAX_PICKLE_BYTES))
@@ -56,7 +62,14 @@ def read_dcp(source: Path, plain: PickleDecoder) -> Any:
                 fqn, meta, {offset: _read_item(location, plain, fqn) for offset, location in parts.items()}
             )
         _put(nested, tuple(paths.get(fqn, (fqn,))), value)
-    return _restore_lists(nested)
+    return _restore_lists(nested), {file.name for parts in locations.values() for file, _, _ in parts.values()}
+
+
+def reason_left_out(name: str) -> str:
+    """Return why a file of such a folder is not imported."""
+    if name.endswith(".distcp"):
+        return "its .metadata does not name this file: it is of another save"
+    return _REASONS.get(name, "it is not part of the checkpoint")
 
 
 def _check_overlaps(metadata_path: Path, locations: "list[_Location]") -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from cluster.input.untrusted_files import depth, read_bytes
 from workers.checkpoint.exchange.pickles.pickle_values import PickleDecoder
-from workers.checkpoint.exchange.sources.dcp_folders import read_dcp
+from workers.checkpoint.exchange.sources.dcp_folders import read_dcp, reason_left_out
 from workers.checkpoint.exchange.sources.entry_conversion import add_entries, add_optimizer_entries, read_value
 from workers.checkpoint.exchange.sources.imported_state import ImportedState
 from workers.checkpoint.exchange.sources.source_step import step_in, step_in_name
@@ -184,7 +184,9 @@ def _import_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
             return None
         if (path / ".metadata").is_file():
             state.ordered = False
-            value = read_dcp(path, plain)
+            value, imported = read_dcp(path, plain)
+            others = sorted(file.name for file in path.iterdir() if file.name not in (".metadata", *imported))
+            state.left_out |= {f"{path.name}/{name}": reason_left_out(name) for name in others}
             state.file(path.name, value)
             add_entries(state, value)
             return value
@@ -225,14 +227,14 @@ def _find_step(state: ImportedState, source: Path, values: dict[str, Any]) -> No
         state.step = step[0]
         return
     candidates = [(name, step) for name, value in values.items() if "custom" in name and (step := step_in(value))]
-    batches = step_in(values.get(RANDOM_STATES))
+    batches, name = step_in(values.get(RANDOM_STATES)), source.absolute().name
     if candidates:
-        (name, (state.step, key)), *_ = candidates
-        state.notes.append(f"step {state.step} is {key} of {name}")
-    elif (number := step_in_name(source.name)) is not None:
+        (file, (state.step, key)), *_ = candidates
+        state.notes.append(f"step {state.step} is {key} of {file}")
+    elif (number := step_in_name(name)) is not None:
         state.step = number
-        counted_saves = ", in which Accelerate writes the number of the save" if _COUNTED.fullmatch(source.name) else ""
-        state.notes.append(f"step {number} is from the folder's name {source.name}{counted_saves}")
+        counted_saves = ", in which Accelerate writes the number of the save" if _COUNTED.fullmatch(name) else ""
+        state.notes.append(f"step {number} is from the folder's name {name}{counted_saves}")
     elif batches and batches[0]:
         state.step = batches[0]
         state.notes.append(f"step {state.step} is from {RANDOM_STATES}, which counts the batches of an epoch")

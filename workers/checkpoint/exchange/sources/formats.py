@@ -4,18 +4,17 @@ import os
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError, UserError, nearest
 from workers.checkpoint.exchange.pickles.legacy_archive import is_legacy
 from workers.checkpoint.exchange.pickles.pickle_values import PickleDecoder
-from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILE, read_dcp
+from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILES, read_dcp, reason_left_out
 from workers.checkpoint.exchange.sources.entry_conversion import add_entries, read_value
 from workers.checkpoint.exchange.sources.folders import folder_format, numbered_folders, read_folder
 from workers.checkpoint.exchange.sources.imported_state import ImportedState
 from workers.checkpoint.exchange.sources.optimizer_names import add_optimizers
-from workers.checkpoint.exchange.sources.safetensors_files import files_of
-from workers.checkpoint.exchange.sources.source_step import EPOCHS, step_in, step_in_name
+from workers.checkpoint.exchange.sources.safetensors_files import files_of, read_metadata
+from workers.checkpoint.exchange.sources.source_step import EPOCHS, step_in, step_in_name, step_in_texts
 from workers.checkpoint.exchange.sources.weight_files import (
     TORCH_INDEX,
     check_not_partitioned,
@@ -132,6 +131,7 @@ def _read_safetensors(source: Path) -> tuple[ImportedState, PickleDecoder]:
     imported = import_safetensors(state, source)
     if source.is_dir():
         _leave_out(state, source, imported)
+    _find_step(state, source, [step_in_texts(read_metadata(path)) for path in files_of(source)])
     return state, PickleDecoder()
 
 
@@ -139,11 +139,12 @@ def _read_torch(source: Path) -> tuple[ImportedState, PickleDecoder]:
     state, plain = ImportedState(), PickleDecoder()
     if source.is_dir():
         _leave_out(state, source, import_torch(state, _torch_weights(source), plain))
+        _find_step(state, source, [])
         return state, plain
     value = read_value(source, plain)
     state.file(source.name, value)
     add_entries(state, value)
-    _find_step(state, source, value)
+    _find_step(state, source, [step_in(value)])
     return state, plain
 
 
@@ -157,33 +158,40 @@ def _torch_weights(source: Path) -> Path:
 
 def _read_dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
     state, plain = ImportedState(ordered=False), PickleDecoder()
-    value = read_dcp(source, plain)
-    state.file(source.name, value)
-    add_entries(state, value)
-    extra_value = None
-    if (source / EXTRA_FILE).is_file():
-        extra_value = read_value(source / EXTRA_FILE, plain)
-        state.file(EXTRA_FILE, extra_value)
-        add_entries(state, extra_value)
-    _find_step(state, source, value, extra_value)
-    imported = [path.name for path in (*source.glob("*.distcp"), source / EXTRA_FILE)]
-    _leave_out(state, source, imported, "the checkpoint")
+    value, imported = read_dcp(source, plain)
+    values = {source.name: value}
+    values |= {name: read_value(source / name, plain) for name in EXTRA_FILES if (source / name).is_file()}
+    for name, content in values.items():
+        state.file(name, content)
+        add_entries(state, content)
+    _find_step(state, source, [*map(step_in, values.values())])
+    _leave_out(state, source, {*imported, *values}, reason_left_out)
     return state, plain
 
 
-def _find_step(state: ImportedState, source: Path, *values: Any) -> None:
-    if step := next(filter(None, map(step_in, values)), None):
+def _find_step(state: ImportedState, source: Path, candidates: list[tuple[int, str] | None]) -> None:
+    """Set the step to the first that the values have; else to that in the name of the file, or of its folder."""
+    if step := next(filter(None, candidates), None):
         state.step, key = step
         if key.rpartition(".")[2] in EPOCHS:
             state.notes.append(f"step {state.step} is {key} of {source.name}, which has no step")
-    elif (number := step_in_name(source.name)) is not None:
-        state.step = number
-        state.notes.append(f"step {number} is from the name {source.name}: the file has no step")
+        return
+    kind, folder = ("folder" if source.is_dir() else "file"), source.absolute()
+    for name in [folder.name] if kind == "folder" else [folder.name, folder.parent.name]:
+        if (number := step_in_name(name)) is not None:
+            state.step = number
+            state.notes.append(f"step {number} is from the name {name}: the {kind} has no step")
+            return
 
 
-def _leave_out(state: ImportedState, source: Path, imported: Collection[str], description: str = "the model") -> None:
+def _leave_out(
+    state: ImportedState,
+    source: Path,
+    imported: Collection[str],
+    reason: Callable[[str], str] = lambda _: "it is not part of the model",
+) -> None:
     """List the files in the folder that were not imported."""
     names = sorted(
         path.name for path in source.iterdir() if not path.name.startswith(".") and path.name not in imported
     )
-    state.left_out |= dict.fromkeys(names, f"it is not part of {description}")
+    state.left_out |= {name: reason(name) for name in names}

@@ -23,6 +23,7 @@ WITHIN = ("trainer_state", "train_state", "training_state", "state", "meta", "ex
 """Dicts that may contain such a name: torchtitan, MMEngine, fairseq."""
 MAX_STEP = 2**63 - 1
 _IN_NAME = re.compile(r"(?:^|[-_.])(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d{1,18})(?=$|[-_.])")
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _CODES = {"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b", "uint8": "<B", "float32": "<f", "float64": "<d"}
 
 
@@ -35,6 +36,12 @@ def step_in(value: Any) -> tuple[int, str] | None:
                 if (number := _number(values.get(name))) is not None:
                     return number, f"{prefix}{name}"
     return None
+
+
+def step_in_texts(metadata: dict[str, str]) -> tuple[int, str] | None:
+    """Return the step in the texts of a safetensors header, with its key; kohya-ss begins its keys with `ss_`."""
+    numbers = {key: int(text) for key, text in metadata.items() if _DIGITS.fullmatch(text)}
+    return step_in(numbers | {key.removeprefix("ss_"): number for key, number in numbers.items()})
 
 
 def step_in_name(name: str) -> int | None:
