@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from workers.checkpoint import export_checkpoint, load, save
 from workers.checkpoint.exchange.importer import import_here
@@ -273,14 +274,83 @@ def test_an_accelerate_folder_with_all_its_parts_comes_back(tmp_path):
     check_same_folder(there, tmp_path / "back", set())
 
 
-def check_same_folder(there, back, left_out):
+def check_same_folder(there, back, left_out, dtype=None):
     assert {p.name for p in back.iterdir()} == {p.name for p in there.iterdir()} - left_out
     for path in back.iterdir():
         if path.suffix == ".safetensors":
-            assert differences(load_file(there / path.name), load_file(path)) == []
-        elif path.suffix != ".json":
-            one, other = (torch.load(folder / path.name, weights_only=False) for folder in (there, back))
-            assert differences(one, other) == [], path.name
+            with safe_open(there / path.name, "pt") as one, safe_open(path, "pt") as other:
+                assert one.metadata() == other.metadata(), path.name
+            assert differences(load_file(there / path.name), load_file(path), dtype=dtype) == []
+        elif path.suffix == ".json":
+            assert path.read_text() == (there / path.name).read_text()
+        else:
+            folders = (there, back)
+            one, other = (sharded(f / path.name) if path.is_dir() else unpickled(f / path.name) for f in folders)
+            assert differences(one, other, dtype=dtype) == [], path.name
+
+
+def unpickled(path):
+    return torch.load(path, weights_only=False)
+
+
+def sharded(folder):
+    """All of a folder of torch.distributed.checkpoint, as torch's own converter reads it."""
+    dcp_to_torch_save(folder, file := folder.parent.parent / f"{folder.parent.name}-{folder.name}-as-one.pt")
+    return unpickled(file)
+
+
+def lora_folder(folder):
+    folder.mkdir()
+    save_file({"b": torch.ones(2), "a": torch.randn(3)}, folder / "adapter.safetensors", metadata={"rank": "8"})
+    return folder
+
+
+def dcp_folder(folder):
+    model, optimizer = trained()
+    app = {"model": dict(model.state_dict()), "optim": by_names(model, optimizer), "lr": [0.1, 1], "name": None}
+    dcp.save({"app": app, "step": 30}, checkpoint_id=folder / "dcp", no_dist=True)
+    saved({"epoch": 1, "loops": [(1, 2.0)]}, folder / "dcp" / "meta.pt")
+    return folder / "dcp"
+
+
+def fsdp_folder(folder):
+    accelerate_folder(folder)
+    for file in ("model.safetensors", "optimizer.bin"):
+        (folder / file).unlink()
+    model, optimizer = trained()
+    dcp.save({"model": dict(model.state_dict())}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    dcp.save({"optimizer": by_names(model, optimizer)}, checkpoint_id=folder / "optimizer_0", no_dist=True)
+    return folder
+
+
+MOVED = {
+    "safetensors": (lora_folder, "safetensors"),
+    "dcp": (dcp_folder, "dcp"),
+    "accelerate": (accelerate_folder, "accelerate"),
+    "accelerate with FSDP": (fsdp_folder, "accelerate"),
+    "trainer": (trainer_folder, "trainer"),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["copied", "converted and copied"])
+@pytest.mark.parametrize("kind", MOVED)
+def test_every_format_comes_back_from_another_pool_also_after_a_conversion(kind, dtype, tmp_path):
+    make, format_name = MOVED[kind]
+    there = make(tmp_path / "checkpoint-500")
+    told = import_here(str(there), str(tmp_path / "in"))
+    left_out = {part["name"] for part in told["left_out"]}
+    path = told["path"]
+    if dtype is not None:
+        path = convert(path, tmp_path / "half", dtype={"float32": "bfloat16"}, on_lossy="allow")["path"]
+    moved = copy(path, str(tmp_path / "pool"))["target"]
+    export_checkpoint(moved, tmp_path / "back", format=format_name)
+    if kind == "dcp":
+        assert differences(sharded(there), sharded(tmp_path / "back"), dtype=dtype) == []
+        assert differences(*(unpickled(f / "meta.pt") for f in (there, tmp_path / "back")), dtype=dtype) == []
+    else:
+        check_same_folder(there, tmp_path / "back", left_out, dtype)
+    again = import_here(str(tmp_path / "back"), str(tmp_path / "again"), step=told["step"])
+    assert (again["entries"], again["left_out"]) == (told["entries"], [])
 
 
 def test_a_trainer_folder_without_some_parts_says_so(tmp_path):
