@@ -11,6 +11,8 @@ import struct
 import zipfile
 from collections.abc import Iterable
 
+from cluster.input.archive_links import folders_above
+
 TAG = 0x5455
 MODIFIED = 1
 _HEADER = struct.Struct("<HH")
@@ -21,16 +23,32 @@ Fact = tuple[str, int, str]
 
 
 def content_sha(facts: Iterable[Fact]) -> str:
-    """Return the SHA-256, hexadecimal, of all entries.
+    """Return the SHA-256, hexadecimal, of all entries but folders with content.
 
     It does not depend on times or on the order of the entries.
     """
-    return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()
+    by_name = {fact[0]: fact for fact in facts}
+    content = [by_name[name] for name in without_parents(by_name)]
+    return hashlib.sha256(json.dumps(sorted(content)).encode()).hexdigest()
+
+
+def without_parents(names: Iterable[str]) -> list[str]:
+    """Return the names without those of folders that contain others. Names of folders end with a slash."""
+    names = list(names)
+    empty = {name for name in names if name.endswith("/")}
+    for name in names if empty else ():
+        empty.difference_update(f"{folder}/" for folder in folders_above(name.removesuffix("/")))
+    return [name for name in names if not name.endswith("/") or name in empty]
 
 
 def permission_bits(info: zipfile.ZipInfo) -> int:
-    """Return the unpacked file's permission bits: owner can read, others cannot write, no setuid."""
+    """Return the unpacked entry's permission bits: owner can read, others cannot write, no setuid.
+
+    The owner of a folder can always add to it and remove it. Archives of older versions have no bits for folders.
+    """
     mode = info.external_attr >> 16
+    if info.is_dir():
+        return mode & 0o755 | stat.S_IRWXU if mode & 0o777 else 0o755
     return mode & 0o755 | stat.S_IRUSR if mode else 0o644
 
 

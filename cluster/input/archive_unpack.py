@@ -19,7 +19,7 @@ from typing import IO, Any
 import cluster
 from cluster.errors import FleetError, UserError
 from cluster.input import archive_checks, sandbox
-from cluster.input.archive_entries import Fact, content_sha, modification_time_s, permission_bits
+from cluster.input.archive_entries import Fact, content_sha, modification_time_s, permission_bits, without_parents
 from cluster.input.archive_links import ArchiveTree
 from cluster.input.folder_entries import FOLDER, descend
 
@@ -29,7 +29,7 @@ MAX_REPLY_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """Content of an archive. In `names`, folders and links to folders end with a slash."""
+    """Content of an archive. In `names`, empty folders and links to folders end with a slash; others are implied."""
 
     names: list[str]
     content_sha: str
@@ -58,10 +58,13 @@ def read(archive: Path, folder: "Path | None" = None) -> ArchiveContents:
 
     archive_checks.iterate_files(archive, take)
     if folder:
-        _make_links(links, folder)  # last, so that nothing is written through a link
+        _make_links(links, folder)  # after all files, so that nothing is written through a link
+        _restore_folders(entries, folder)
     names = [info.filename for info in entries]
     tree = ArchiveTree(names, links)
-    marked_names = [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
+    marked_names = [
+        f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in without_parents(names)
+    ]
     return ArchiveContents(marked_names, content_sha(facts))
 
 
@@ -104,11 +107,28 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as to:
         digest = _copy(content, to)
+        to.flush()  # a later write would change the time
         os.fchmod(descriptor, permission_bits(info))  # independent of this process's umask
+        _restore_time(info, descriptor)
+    return digest
+
+
+def _restore_folders(entries: list[zipfile.ZipInfo], folder: Path) -> None:
+    """Give folders their permissions and times: last, because a new entry changes the time of its folder."""
+    for info in entries:
+        if info.is_dir():
+            descriptor = descend(os.open(folder, FOLDER), info.filename.removesuffix("/").split("/"))
+            try:
+                os.fchmod(descriptor, permission_bits(info))
+                _restore_time(info, descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _restore_time(info: zipfile.ZipInfo, descriptor: int) -> None:
     if (at_s := modification_time_s(info)) is not None:
         with suppress(OSError):  # a file system may not support such a time
-            os.utime(path, (at_s, at_s), follow_symlinks=False)
-    return digest
+            os.utime(descriptor, (at_s, at_s))
 
 
 def _make_links(links: dict[str, str], folder: Path) -> None:

@@ -29,6 +29,7 @@ OUR_TASKS = frozenset({"prepare", "train", "benchmark"})
 MODULE_SUFFIXES = (".py", ".so", ".pyd")
 LIMIT_BYTES = 512 * 1024 * 1024
 LIMIT_FILES = 20_000
+LIMIT_FOLDERS = archive_checks.MAX_ENTRIES - LIMIT_FILES
 EPOCH = (1980, 1, 1, 0, 0, 0)
 PIECE_BYTES = 1024 * 1024
 
@@ -126,19 +127,20 @@ def check_module_names(names: Iterable[str], task: str) -> None:
 
 def _check_limits(folder: Path, entries: Iterator[SubmittedEntry]) -> Iterator[SubmittedEntry]:
     """Yield `entries`. At a limit, before it walks an entire disk, raises SpecError that names the largest folders."""
-    total = count = 0
+    total = count = folders = 0
     by_top: dict[str, int] = {}
     for entry in entries:
         size = entry.path.stat().st_size if entry.has_content else 0
-        total, count = total + size, count + 1
+        total, count, folders = total + size, count + (not entry.is_folder), folders + entry.is_folder
         top = entry.name.partition("/")[0]
         by_top[top] = by_top.get(top, 0) + size
-        if total > LIMIT_BYTES or count > LIMIT_FILES:
+        if total > LIMIT_BYTES or count > LIMIT_FILES or folders > LIMIT_FOLDERS:
             tops = sorted(by_top, key=by_top.__getitem__)[:-4:-1]
             largest = ", ".join(f"{t} ({by_top[t] / 2**20:.0f} MiB)" for t in tops)
             raise SpecError(
                 "working_dir",
-                f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files; the largest so far: {largest}",
+                f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files or {LIMIT_FOLDERS:,} folders;"
+                f" the largest so far: {largest}",
                 f"{exclude_remedy(tops[0])}; {data_remedy(folder / tops[0], tops[0])}",
             )
         yield entry
@@ -146,15 +148,14 @@ def _check_limits(folder: Path, entries: Iterator[SubmittedEntry]) -> Iterator[S
 
 def _mode(entry: SubmittedEntry) -> int:
     """File type and permissions. Group and others get the owner's permissions without writing, or none, so that the
-    archive does not depend on this user's umask.
+    archive does not depend on this user's umask. The owner of a folder has all, so that jobs can write to it.
     """
     if entry.link:
         return stat.S_IFLNK | 0o777
-    if not entry.has_content:
-        return stat.S_IFDIR
     mode = entry.path.stat().st_mode
-    owner = (mode & stat.S_IRWXU) >> 6
-    return stat.S_IFREG | owner << 6 | ((owner & 0o5) * 0o11 if mode & stat.S_IRWXO else 0)
+    owner = 0o7 if entry.is_folder else (mode & stat.S_IRWXU) >> 6
+    file_type = stat.S_IFDIR if entry.is_folder else stat.S_IFREG
+    return file_type | owner << 6 | ((owner & 0o5) * 0o11 if mode & stat.S_IRWXO else 0)
 
 
 def _write(entries: list[SubmittedEntry], archive: Path) -> tuple[int, str]:
@@ -166,6 +167,8 @@ def _write(entries: list[SubmittedEntry], archive: Path) -> tuple[int, str]:
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
             info.external_attr = _mode(entry) << 16
+            if not entry.link and entry.keeps_time:
+                info.extra = archive_entries.time_field(int(entry.path.stat().st_mtime))
             size, content = _write_file(zipped, info, entry.path) if entry.has_content else (0, entry.link)
             if not entry.has_content:
                 zipped.writestr(info, entry.link)
@@ -177,7 +180,6 @@ def _write(entries: list[SubmittedEntry], archive: Path) -> tuple[int, str]:
 def _write_file(zipped: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> tuple[int, str]:
     """Write one file into the archive. Returns the bytes of its content, and their SHA-256."""
     size, digest = 0, hashlib.sha256()
-    info.extra = archive_entries.time_field(int(path.stat().st_mtime))
     with path.open("rb") as source, zipped.open(info, "w") as target:
         while piece := source.read(PIECE_BYTES):
             target.write(piece)

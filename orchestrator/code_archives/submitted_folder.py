@@ -32,17 +32,22 @@ SPECIAL = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device"
 
 @dataclass(frozen=True, slots=True)
 class SubmittedEntry:
-    """One entry of the archive. `name` ends in a slash for a folder without entries; `link` is the target of a link, ""
-    for anything else.
+    """One entry of the archive. `name` ends in a slash for a folder; `link` is the target of a link, "" for anything
+    else. `keeps_time`: the modification time is sent. That of a folder also changes with entries that are left out.
     """
 
     name: str
     path: Path
     link: str = ""
+    keeps_time: bool = True
+
+    @property
+    def is_folder(self) -> bool:
+        return self.name.endswith("/")
 
     @property
     def has_content(self) -> bool:
-        return not (self.link or self.name.endswith("/"))
+        return not (self.link or self.is_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,8 @@ class Walk:
         prefix: str = "",
         above: tuple[Path, ...] = (),
     ) -> Iterator[SubmittedEntry]:
-        """Yield files below `folder`, or the folder itself if it has no entries. `rules` are those of its parent. Links
-        are appended to `pending_links`. `above`: the real folders from the root down, to detect cycles.
+        """Yield files below `folder`, and then the folder itself, unless it is the root. `rules` are those of its
+        parent. Links are appended to `pending_links`. `above`: the real folders from the root down, to detect cycles.
         """
         above = (*above, folder.resolve())
         if len(above) - 1 > archive_checks.MAX_FOLDER_DEPTH:
@@ -125,10 +130,11 @@ class Walk:
                 f"{prefix[:60]}… is nested in more than {archive_checks.MAX_FOLDER_DEPTH} folders",
                 f"move it away, or write a folder above it into {ignore_file.FILE}",
             )
-        rules, empty = rules.inside(folder, prefix), True
+        rules, is_complete = rules.inside(folder, prefix), True
         for entry in _entries(folder):
             path, name = Path(entry.path), prefix + entry.name
             if self._is_left_out(name, entry, rules):
+                is_complete = False
                 continue
             if refusal := archive_checks.name_error(name):
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
@@ -136,7 +142,6 @@ class Walk:
                 raise SpecError(
                     "working_dir", f"{path} is a {type_name}, which has no content to send", exclude_remedy(name)
                 )
-            empty = False
             if entry.is_symlink():
                 _check_link_inside(path, name, self.root)
                 pending_links.append(_Link(name, path, rules, above))
@@ -144,8 +149,8 @@ class Walk:
                 yield from self._files(path, rules, pending_links, f"{name}/", above)
             else:
                 yield SubmittedEntry(name, path)
-        if empty and prefix:
-            yield SubmittedEntry(prefix, folder)
+        if prefix:
+            yield SubmittedEntry(prefix, folder, keeps_time=is_complete)
 
     def _is_left_out(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.IgnoreRules) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import SpecError, UserError
-from cluster.input import archive_unpack
+from cluster.input import archive_entries, archive_unpack
 from orchestrator.code_archives import code_archive
 
 
@@ -33,7 +33,7 @@ def pack(folder, task="train"):
 
 def names(package):
     with zipfile.ZipFile(package.path) as zipped:
-        return zipped.namelist()
+        return archive_entries.without_parents(zipped.namelist())
 
 
 def test_the_same_folder_gives_the_same_bytes_wherever_and_the_same_content_whenever(folder, tmp_path):
@@ -79,7 +79,7 @@ def test_files_arrive_whole_with_their_executable_bit(folder):
     with zipfile.ZipFile(package.path) as zipped:
         assert zipped.read("lib/model.py") == b"x = 1"
         modes = {info.filename: info.external_attr >> 16 & 0o777 for info in zipped.infolist()}
-    assert modes == {"lib/model.py": 0o644, "run.sh": 0o700, "train.py": 0o644}
+    assert modes == {"lib/": 0o755, "lib/model.py": 0o644, "run.sh": 0o700, "train.py": 0o644}
     assert (package.files, package.bytes) == (3, len("#!/bin/sh\n") + len("x = 1") + len("def train(ctx): ..."))
 
 
@@ -209,6 +209,18 @@ def bound_socket(path):
         made.bind(path.name)
 
 
+def device(kind):
+    """A node of the null device, or of the first ramdisk: nobody opens it."""
+
+    def make(path):
+        try:
+            os.mknod(path, kind | 0o600, os.makedev(1, 3 if kind == stat.S_IFCHR else 0))
+        except PermissionError as e:
+            pytest.skip(f"this user may not make a device: {e}")
+
+    return make
+
+
 NO_FILES = {
     "link to nothing": lambda path: path.symlink_to("me@host.12345:1700000000"),
     "link to nothing outside": lambda path: path.symlink_to("/absent/data"),
@@ -216,6 +228,9 @@ NO_FILES = {
     "link to itself": lambda path: path.symlink_to(path.name),
     "socket": bound_socket,
     "pipe": os.mkfifo,
+    "device": device(stat.S_IFCHR),
+    "device outside, of blocks": device(stat.S_IFBLK),
+    "device outside": lambda path: path.symlink_to("/dev/null"),
 }
 
 
@@ -320,6 +335,57 @@ def test_modes_arrive_whatever_the_umask_of_the_other_side_is(folder, tmp_path, 
     finally:
         os.umask(before)
     assert (tmp_path / "there" / "train.py").stat().st_mode & 0o7777 == sent
+
+
+@pytest.mark.parametrize(
+    ("mode", "sent"),
+    [(0o755, 0o755), (0o775, 0o755), (0o700, 0o700), (0o770, 0o700), (0o555, 0o755), (0o2777, 0o755)],
+)
+def test_modes_and_times_of_folders_arrive_and_their_owner_can_write(folder, tmp_path, mode, sent):
+    """Whatever the umask is on either side; links and files are made in them before."""
+    (folder / "lib" / "empty").mkdir()
+    (folder / "lib" / "alias").symlink_to("model.py")
+    (folder / "linked").symlink_to(folder / "lib")  # comes as a copy
+    for at_s, name in enumerate(("lib", "lib/empty"), start=1_700_000_000):
+        (folder / name).chmod(mode)
+        os.utime(folder / name, (at_s, at_s))
+    package = pack(folder)
+    (tmp_path / "there").mkdir()
+    before = os.umask(0o077)
+    try:
+        told = archive_unpack.read_in_child(package.path, tmp_path / "there")
+    finally:
+        os.umask(before)
+        for name in ("lib", "lib/empty"):
+            (folder / name).chmod(0o755)
+    names_there = ("lib", "lib/empty", "linked", "linked/empty")
+    arrived = {name: (tmp_path / "there" / name).stat() for name in names_there}
+    assert {name: there.st_mode & 0o7777 for name, there in arrived.items()} == dict.fromkeys(names_there, sent)
+    assert [there.st_mtime for there in arrived.values()] == [1_700_000_000, 1_700_000_001] * 2
+    assert told.content_sha == package.content_sha
+    assert "lib/" not in told.names and "lib/empty/" in told.names
+
+
+def test_what_is_left_out_of_a_folder_does_not_make_it_another(folder):
+    """A cache changes the time of its folder: then none is sent."""
+    cache = folder / "lib" / "__pycache__"
+    cache.mkdir()
+    first = pack(folder)
+    os.utime(folder / "lib", (1, 1))
+    assert pack(folder).sha == first.sha
+    cache.rmdir()
+    os.utime(folder / "lib", (1, 1))
+    assert pack(folder).sha != first.sha and pack(folder).content_sha == first.content_sha
+
+
+def test_folders_are_counted_apart_from_files(folder, monkeypatch):
+    monkeypatch.setattr(code_archive, "LIMIT_FILES", 2)
+    assert pack(folder).files == 2
+    monkeypatch.setattr(code_archive, "LIMIT_FOLDERS", 1)
+    assert pack(folder).files == 2
+    (folder / "lib" / "deep").mkdir()
+    with pytest.raises(SpecError, match="2 files or 1 folders; the largest so far"):
+        pack(folder)
 
 
 def test_a_name_that_is_not_utf8_is_refused(folder):
