@@ -269,6 +269,7 @@ Accelerators = Annotated[
 Number = Annotated[Any, AfterValidator(_number), WithJsonSchema(NUMBER)]
 Size = Annotated[
     Any,
+    WrittenAs(str),
     AfterValidator(_memory),
     CoreForm(size_bytes, suffix="_bytes"),
     WithJsonSchema({"type": "string", "examples": ["16GB", "16GiB"]}),
