@@ -25,6 +25,7 @@ from orchestrator.core.attempt.attempt_states import (
     part_state,
     stop_state,
 )
+from orchestrator.core.attempt.transitions import UNEXPECTED
 from orchestrator.core.controller import commands as c
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.attempts import PHASE_ORDER, LiveAttempt, StopRequest
@@ -191,7 +192,10 @@ class StateWatch:
 
         One about a fence for which no state changed belongs to a row that leads to the same state.
         """
-        if isinstance(command, c.RemoveFiles):
+        if isinstance(command, c.LogWarning):
+            if command.text.startswith(UNEXPECTED):
+                self.problems.append(("", command.text))
+        elif isinstance(command, c.RemoveFiles):
             key = ("remove", command.job, str(command.epoch), "")
             if key in self._due:
                 self._sent[key] = 1  # one for each part

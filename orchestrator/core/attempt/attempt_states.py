@@ -14,7 +14,7 @@ this server raised, or was raised for a newer attempt; `fence_raised` and `fence
 
 from enum import StrEnum
 
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopRequest
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopRequest, StopState
 from orchestrator.core.timing import FENCE_RETRY_S, STOP_OVERDUE_S, STOP_RETRY_S
 
 
@@ -37,12 +37,6 @@ class PartState(StrEnum):
     UNCONFIRMED = "UNCONFIRMED"
     UNREADABLE = "UNREADABLE"
     ENDED = "ENDED"
-
-
-class StopState(StrEnum):
-    NONE = "NONE"
-    REQUESTED = "REQUESTED"
-    ACKNOWLEDGED = "ACKNOWLEDGED"
 
 
 A, P, S = AttemptState, PartState, StopState
@@ -203,6 +197,4 @@ def part_state(part: AttemptPart) -> PartState:
 
 def stop_state(request: StopRequest | None) -> StopState:
     """Return the state of the stop request to a node."""
-    if request is None:
-        return S.NONE
-    return S.ACKNOWLEDGED if request.is_acknowledged else S.REQUESTED
+    return S.NONE if request is None else request.state

@@ -4,15 +4,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.core.attempt.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
+from orchestrator.core.attempt.attempt_states import TIMERS
+from orchestrator.core.attempt.transitions import move_stop
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopRequest
-from orchestrator.core.controller.commands import Release, RemoveFiles, Stop
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopState
+from orchestrator.core.controller.commands import Release, RemoveFiles
 from orchestrator.core.controller.draft import Draft, PendingRelease
 from orchestrator.core.controller.messages import Launched, LaunchFailed, StopAnswered
 from orchestrator.core.controller.nodes import StuckReservation, UntrackedAttempt
 from orchestrator.core.jobs import fold, progress, retry
 from orchestrator.core.states import State
-from orchestrator.core.timing import STOP_OVERDUE_S, STOP_RETRY_S, STUCK_EXPIRES_S
+from orchestrator.core.timing import STOP_RETRY_S, STUCK_EXPIRES_S
 from workers.protocol.messages import Outcome
 
 
@@ -139,12 +141,11 @@ def _record_node_failures(draft: Draft, message: LaunchFailed) -> None:
 
 def stop_answered(draft: Draft, message: StopAnswered) -> None:
     attempt = draft.attempts.get(message.job)
-    if attempt is None or attempt.epoch != message.epoch or (stop := attempt.stop_requests.get(message.node)) is None:
+    if attempt is None or attempt.epoch != message.epoch:
         return
-    if stop.how == message.how and message.requested_s >= stop.since_s and not (stop.is_acknowledged and message.error):
-        at_s = draft.now.s if not message.error else draft.now.s - STOP_RETRY_S + 1.0
-        after = replace(stop, updated_s=at_s, is_acknowledged=not message.error)
-        draft.attempts[attempt.job] = replace(attempt, stop_requests={**attempt.stop_requests, message.node: after})
+    request = attempt.stop_requests.get(message.node)
+    if request is None or (request.how == message.how and message.requested_s >= request.since_s):
+        move_stop(draft, attempt.job, message.node, "failed" if message.error else "answered")
 
 
 def preempt_node(draft: Draft, node: str, why: str) -> None:
@@ -210,17 +211,14 @@ def _failed_before_cut_off(attempt: LiveAttempt) -> bool:
 
 
 def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:
-    attempt, now_s = draft.attempts[job], draft.now.s
-    stop = attempt.stop_requests.get(node)
-    if stop and stop.how == how:
-        grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
-        if now_s - stop.updated_s < (STOP_OVERDUE_S + grace_s if stop.is_acknowledged else STOP_RETRY_S):
-            return
-    since_s = stop.since_s if stop and stop.how == how else now_s
-    draft.attempts[job] = replace(
-        attempt, stop_requests={**attempt.stop_requests, node: StopRequest(how, now_s, since_s=since_s)}
-    )
-    draft.command(Stop(node, job, attempt.epoch, how, now_s))
+    request = draft.attempts[job].stop_requests.get(node)
+    if request is None or request.how != how:
+        move_stop(draft, job, node, "wanted" if request is None else "mode_changed", how)
+        return
+    is_saving = how == "preempt" and request.state is StopState.ACKNOWLEDGED
+    grace_s = draft.records[job].job.recovery.grace_s if is_saving else 0.0
+    if draft.now.s - request.updated_s >= TIMERS[request.state] + grace_s:
+        move_stop(draft, job, node, "timed_out")
 
 
 def _conclude(draft: Draft, attempt: LiveAttempt) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from orchestrator.core.attempt import attempt_stops
 from orchestrator.core.attempt.attempt_outcome import lost_outcome
+from orchestrator.core.attempt.transitions import void_stops
 from orchestrator.core.controller import nodes
 from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PendingLowering
 from orchestrator.core.controller.commands import Fence
@@ -200,10 +201,10 @@ def fence_answered(draft: Draft, message: FenceAnswered) -> None:
     elif attempt.fence_requested_s is None or message.requested_s < attempt.raised_s:
         return  # the fence was lowered after this request
     if attempt.fenced_s is None:
-        attempt = replace(
-            attempt, fenced_s=draft.now.s, stop_requests={}
-        )  # stop requests sent before the fence do not count
-    draft.attempts[attempt.job] = attempt
+        draft.attempts[attempt.job] = replace(attempt, fenced_s=draft.now.s)
+        void_stops(draft, attempt)  # those sent before the fence do not count
+    else:
+        draft.attempts[attempt.job] = attempt
     attempt_stops.review(draft, attempt.job)
 
 

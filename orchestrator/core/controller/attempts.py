@@ -6,6 +6,7 @@ After a restart of the controller it is rebuilt from the allocations in the log;
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from orchestrator.core.jobs.fold import Attempt, Record
 from orchestrator.core.jobs.progress import Pace
@@ -90,17 +91,27 @@ class AttemptPart:
     unreadable_reason: str = ""
 
 
+class StopState(StrEnum):
+    NONE = "NONE"
+    REQUESTED = "REQUESTED"
+    ACKNOWLEDGED = "ACKNOWLEDGED"
+
+
 @dataclass(frozen=True, slots=True)
 class StopRequest:
     """Request to a node to stop an attempt, first sent at `since_s` and last at `updated_s` (monotonic).
 
-    `is_acknowledged`: the node has acknowledged it; `updated_s` is then the time of that reply.
+    `updated_s` of an acknowledged request is the time of the node's reply. core/attempt/transitions.py sets the state.
     """
 
+    state: StopState
     how: str
     updated_s: float
-    is_acknowledged: bool = False
-    since_s: float = 0.0
+    since_s: float
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return self.state is StopState.ACKNOWLEDGED
 
 
 @dataclass(frozen=True, slots=True)

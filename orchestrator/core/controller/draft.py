@@ -206,7 +206,7 @@ class Draft:
         self.commands += commands
 
     def warn(self, text: str) -> None:
-        self.commands.append(LogWarning(text))
+        self.command(LogWarning(text))
 
     def event(self, job: str, event: str, epoch: int, **data: Any) -> str:
         """Record and apply an event of a job. Return "", or why it was ignored and nothing has changed."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.core.attempt import attempt_stops
+from orchestrator.core.attempt.transitions import void_stops
 from orchestrator.core.controller import nodes
 from orchestrator.core.controller.commands import EndIdleAgent, RestartAgent, StartAgent, UnwatchAgent
 from orchestrator.core.controller.draft import Draft
@@ -42,7 +43,8 @@ def cluster_joined(draft: Draft, message: ClusterJoined) -> None:
     for node in draft.nodes.values():
         draft.nodes[node.name] = replace(node, lost_s=since_s)
     for attempt in draft.attempts.values():
-        draft.attempts[attempt.job] = replace(attempt, since_s=since_s, stop_requests={})
+        draft.attempts[attempt.job] = replace(attempt, since_s=since_s)
+        void_stops(draft, attempt)
 
 
 def cluster_left(draft: Draft, message: ClusterLeft) -> None:

@@ -1,0 +1,68 @@
+"""The only module that changes states of attempts: by a row of attempt_states.py, whose command is then sent. Pure.
+
+An event whose pair of state and event is in no table changes nothing and logs a warning. In tests, it is a failure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import TypeVar
+
+from orchestrator.core.attempt.attempt_states import IGNORED_BY_STOP, STOP, stop_state
+from orchestrator.core.controller.attempts import LiveAttempt, StopRequest, StopState
+from orchestrator.core.controller.commands import Stop
+from orchestrator.core.controller.draft import Draft
+from orchestrator.core.timing import STOP_RETRY_S
+
+UNEXPECTED = "an event that is in no table of states was ignored"
+FAILED_STOP_RETRY_S = 1.0
+"""Seconds after which a stop request that could not be delivered is due again."""
+
+State = TypeVar("State", bound=StrEnum)
+Next = TypeVar("Next")
+
+
+def _next(
+    draft: Draft,
+    table: Mapping[tuple[State, str], Next],
+    ignored: frozenset[tuple[State, str]],
+    pair: tuple[State, str],
+    name: str,
+) -> Next | None:
+    """Return what the table has for a pair of state and event, or None if the event has no effect."""
+    row = table.get(pair)
+    if row is None and pair not in ignored:
+        draft.warn(f"{UNEXPECTED}: {pair[1]} for {name}, which is {pair[0]}")
+    return row
+
+
+def move_stop(draft: Draft, job: str, node: str, event: str, how: str = "") -> None:
+    """Apply an event to the stop request of `node`. `how`: mode of a request that is sent."""
+    attempt = draft.attempts[job]
+    request = attempt.stop_requests.get(node)
+    name = f"the request to stop attempt {attempt.key} on {node}"
+    row = _next(draft, STOP, IGNORED_BY_STOP, (stop_state(request), event), name)
+    if row is None:
+        return
+    state, command = row
+    requests = dict(attempt.stop_requests)
+    if state is StopState.NONE:
+        del requests[node]
+    else:
+        requests[node] = _updated_request(request, state, event, how, draft.now.s)
+    draft.attempts[job] = replace(attempt, stop_requests=requests)
+    if command:
+        draft.command(Stop(node, job, attempt.epoch, requests[node].how, draft.now.s))
+
+
+def _updated_request(request: StopRequest | None, state: StopState, event: str, how: str, now_s: float) -> StopRequest:
+    if request is None or event == "mode_changed":
+        return StopRequest(state, how, now_s, now_s)
+    updated_s = now_s - STOP_RETRY_S + FAILED_STOP_RETRY_S if event == "failed" else now_s
+    return replace(request, state=state, updated_s=updated_s)
+
+
+def void_stops(draft: Draft, attempt: LiveAttempt) -> None:
+    """Discard all stop requests of an attempt: they were sent before its fence, or in another cluster."""
+    for node in attempt.stop_requests:
+        move_stop(draft, attempt.job, node, "voided")
