@@ -6,9 +6,10 @@ Replies are matched to the wrong request, or are lost and not requested again.
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.attempt import attempt_outcome, attempt_reports, attempt_stops, suspicion
+from orchestrator.core.attempt import attempt_outcome, attempt_reports, attempt_stops, suspicion, transitions
+from orchestrator.core.attempt.attempt_states import PART
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PartState
 from orchestrator.core.controller.commands import Fence
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.jobs import retry
@@ -42,21 +43,23 @@ def own_fence_mistaken_for_anothers() -> list[Patch]:
 
 def late_replies_believed() -> list[Patch]:
     """An older reply of a node that arrives late overwrites a newer one."""
-    return [(attempt_reports, "_is_late", lambda draft, part, report, beat: False)]
+    row = {(PartState.RUNNING, "reported_starting"): PartState.STARTING}
+    return [
+        (attempt_reports, "_is_late", lambda draft, part, report, beat: False),
+        (transitions, "PART", PART | row),
+    ]
 
 
 def ended_parts_doubted() -> list[Patch]:
     """When the result of a launch is lost, parts that have already ended are also put in doubt."""
 
-    def after(live: LiveAttempt, rank: int, part: AttemptPart, failure: m.LaunchFailed, now_s: float) -> AttemptPart:
-        return (
-            replace(part, doubt=failure.message)
-            if part.node in failure.maybe_started
-            else original(live, rank, part, failure, now_s)
-        )
+    original = attempt_stops._launch_event
 
-    original = attempt_stops._after_failed_launch
-    return [(attempt_stops, "_after_failed_launch", after)]
+    def launch_event(part: AttemptPart, failure: m.LaunchFailed) -> str:
+        return "start_unanswered" if part.node in failure.maybe_started else original(part, failure)
+
+    rows = {(state, "start_unanswered"): PartState.UNCONFIRMED for state in PartState}
+    return [(attempt_stops, "_launch_event", launch_event), (transitions, "PART", PART | rows)]
 
 
 def stops_restart() -> list[Patch]:

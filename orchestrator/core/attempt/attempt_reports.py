@@ -6,8 +6,9 @@ from typing import Any
 
 from orchestrator.core.attempt import attempt_stops
 from orchestrator.core.attempt.attempt_outcome import lost_outcome
+from orchestrator.core.attempt.transitions import move_part
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import PHASE_ORDER, AttemptPart, LiveAttempt
+from orchestrator.core.controller.attempts import PHASE_ORDER, AttemptPart, LiveAttempt, PartState
 from orchestrator.core.controller.commands import RemoveFiles, Stop, StoreReport
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.controller.messages import Heartbeat, PartUnreadable
@@ -76,13 +77,26 @@ def _apply_status(draft: Draft, node: str, status: AttemptStatus, heartbeat: Hea
         if event.rank == 0 and event.at > position:
             position = event.at
             attempt = _apply_rank_event(draft, attempt, node, event)
-    part = replace(part, phase=status.phase, cursor=max(part.cursor, status.cursor), doubt="")
-    attempt = attempt.with_part(status.node_rank, part, position)
-    draft.attempts[attempt.job] = attempt
-    if status.phase != "starting" and attempt.is_running and draft.records[attempt.job].job.state is State.STARTING:
-        draft.event(attempt.job, "started", attempt.epoch)
+    part = replace(part, cursor=max(part.cursor, status.cursor))
+    draft.attempts[attempt.job] = attempt.with_part(status.node_rank, part, position)
     if status.outcome is not None:
         attempt_stops.end_part(draft, attempt.job, status.node_rank, status.outcome)
+    else:
+        _apply_phase(draft, status, part)
+
+
+def _apply_phase(draft: Draft, status: AttemptStatus, part: AttemptPart) -> None:
+    """Apply a status of a part that has not ended. The last part that runs makes its job run."""
+    job, rank = status.job, status.node_rank
+    if part.unreadable_reason:
+        reported = replace(part, last_reported=PartState(status.phase.upper()))
+        draft.attempts[job] = draft.attempts[job].with_part(rank, reported)
+        move_part(draft, job, rank, "unreadable")
+    else:
+        move_part(draft, job, rank, f"reported_{status.phase}")
+    attempt = draft.attempts[job]
+    if status.phase == "running" and attempt.is_running and draft.records[job].job.state is State.STARTING:
+        draft.event(job, "started", attempt.epoch)
 
 
 def _is_late(draft: Draft, part: AttemptPart, status: AttemptStatus, heartbeat: Heartbeat) -> bool:
@@ -130,12 +144,15 @@ def mark_unreadable(draft: Draft, message: PartUnreadable) -> None:
             f"attempt {attempt.part_key(message.node_rank)}: node {part.node} sent an unreadable message: {message.why}"
         )
     cursor = part.cursor if message.cursor is None else message.cursor
-    part = replace(part, unreadable_reason=part.unreadable_reason or message.why, cursor=cursor)
-    draft.attempts[attempt.job] = attempt = attempt.with_part(message.node_rank, part)
+    reason = part.unreadable_reason or message.why
+    attempt = attempt.with_part(message.node_rank, replace(part, unreadable_reason=reason, cursor=cursor))
+    draft.attempts[attempt.job] = attempt
     if message.ended:
         attempt_stops.end_part(
             draft, attempt.job, message.node_rank, lost_outcome(attempt, message.node_rank, message.why, "unreadable")
         )
+    elif part.state is not PartState.UNCONFIRMED:  # the message may be older than the list that lacks the part
+        move_part(draft, attempt.job, message.node_rank, "unreadable")
 
 
 def _handle_untracked(draft: Draft, node: str, status: AttemptStatus, in_store: bool) -> None:
@@ -219,8 +236,11 @@ def _apply_list(draft: Draft, node: Node, listed: frozenset[str]) -> None:
 
 def _set_doubt(draft: Draft, job: str, rank: int, is_there: bool) -> None:
     """Set or clear the doubt about a part. The newest list of its node outweighs older lists and lost replies."""
-    attempt = draft.attempts[job]
-    part = attempt.parts[rank]
-    doubt = "" if is_there else part.doubt or f"node {part.node} has no record of this attempt"
-    if doubt != part.doubt:
-        draft.attempts[job] = attempt.with_part(rank, replace(part, doubt=doubt))
+    part = draft.attempts[job].parts[rank]
+    if is_there != (part.state is PartState.UNCONFIRMED):
+        return
+    if is_there:
+        state = PartState.UNREADABLE if part.unreadable_reason else part.last_reported
+        move_part(draft, job, rank, f"listed_{state.lower()}")
+    else:
+        move_part(draft, job, rank, "not_listed", doubt=f"node {part.node} has no record of this attempt")

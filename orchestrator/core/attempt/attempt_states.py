@@ -14,7 +14,7 @@ this server raised, or was raised for a newer attempt; `fence_raised` and `fence
 
 from enum import StrEnum
 
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopRequest, StopState
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PartState, StopRequest, StopState
 from orchestrator.core.timing import FENCE_RETRY_S, STOP_OVERDUE_S, STOP_RETRY_S
 
 
@@ -27,15 +27,6 @@ class AttemptState(StrEnum):
     FENCED = "FENCED"
     LOWERING = "LOWERING"
     SUPERSEDED = "SUPERSEDED"
-    ENDED = "ENDED"
-
-
-class PartState(StrEnum):
-    UNREPORTED = "UNREPORTED"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    UNCONFIRMED = "UNCONFIRMED"
-    UNREADABLE = "UNREADABLE"
     ENDED = "ENDED"
 
 
@@ -185,14 +176,8 @@ def attempt_state(attempt: LiveAttempt | None) -> AttemptState:
 
 
 def part_state(part: AttemptPart) -> PartState:
-    """Return the state of a part. A doubt about it hides its phase, and that its messages cannot be read."""
-    if part.phase == "ended":
-        return P.ENDED
-    if part.doubt:
-        return P.UNCONFIRMED
-    if part.unreadable_reason:
-        return P.UNREADABLE
-    return PartState(part.phase.upper() or P.UNREPORTED)
+    """Return the state of a part."""
+    return part.state
 
 
 def stop_state(request: StopRequest | None) -> StopState:

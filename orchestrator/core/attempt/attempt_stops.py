@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from orchestrator.core.attempt.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
 from orchestrator.core.attempt.attempt_states import TIMERS
-from orchestrator.core.attempt.transitions import move_stop
+from orchestrator.core.attempt.transitions import move_part, move_stop
 from orchestrator.core.controller import nodes
 from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopState
 from orchestrator.core.controller.commands import Release, RemoveFiles
@@ -19,14 +19,12 @@ from workers.protocol.messages import Outcome
 
 
 def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, is_reported: bool = True) -> None:
-    """Record the end of a part; only the first outcome counts. The last part concludes the attempt.
+    """Record the end of a part that has not ended. The last part concludes the attempt.
 
     `is_reported`: the part's own node reported the outcome.
     """
     attempt = draft.attempts[job]
     part = attempt.parts[rank]
-    if part.outcome is not None:
-        return
     if part.unreadable_reason:
         outcome = lost_outcome(attempt, rank, part.unreadable_reason, "unreadable")
     node = draft.nodes.get(part.node)
@@ -35,16 +33,16 @@ def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, is_reported
         if node and node.list_requested_s is not None and attempt.part_key(rank) in node.listed
         else 0.0
     )
-    ended = replace(
-        part,
-        phase="ended",
+    move_part(
+        draft,
+        job,
+        rank,
+        "reported_ended" if is_reported else "expired",
         outcome=outcome,
         ended_s=draft.now.s,
         last_listed_s=last_listed_s,
         is_reported=is_reported,
-        doubt="",
     )
-    draft.attempts[job] = attempt.with_part(rank, ended)
     review(draft, job)
 
 
@@ -87,25 +85,30 @@ def launch_failed(draft: Draft, message: LaunchFailed) -> None:
         attempt = attempt.begin_cut_off(
             message.message, draft.now.s
         )  # later ends of its parts are attributed to this failure
-    for rank, part in enumerate(attempt.parts) if not started else ():
-        attempt = attempt.with_part(rank, _after_failed_launch(attempt, rank, part, message, draft.now.s))
     draft.attempts[attempt.job] = attempt
     if not started:
+        for rank in range(len(attempt.parts)):
+            _part_after_failed_launch(draft, attempt, rank, message)
         _record_node_failures(draft, message)
     note_stuck(draft, message.stuck)
     _record_foreign_use(draft, message)
     review(draft, attempt.job)
 
 
-def _after_failed_launch(
-    attempt: LiveAttempt, rank: int, part: AttemptPart, message: LaunchFailed, now_s: float
-) -> AttemptPart:
-    """Return a part after a failed launch. A part that has ended, or that its node has reported, does not change."""
+def _part_after_failed_launch(draft: Draft, attempt: LiveAttempt, rank: int, message: LaunchFailed) -> None:
+    event = _launch_event(attempt.parts[rank], message)
+    if event == "start_unanswered":
+        move_part(draft, attempt.job, rank, event, doubt=message.message)
+    elif event == "not_started":
+        outcome = _not_started(attempt, rank, message)
+        move_part(draft, attempt.job, rank, event, outcome=outcome, ended_s=draft.now.s, is_reported=False)
+
+
+def _launch_event(part: AttemptPart, message: LaunchFailed) -> str:
+    """Return what a failed launch means for a part; "" if the part has ended, or if its node has reported it."""
     if part.outcome is not None or (part.phase and part.node in message.maybe_started):
-        return part
-    if part.node in message.maybe_started:
-        return replace(part, doubt=message.message)
-    return replace(part, phase="ended", ended_s=now_s, is_reported=False, outcome=_not_started(attempt, rank, message))
+        return ""
+    return "start_unanswered" if part.node in message.maybe_started else "not_started"
 
 
 def _not_started(attempt: LiveAttempt, rank: int, message: LaunchFailed) -> Outcome:

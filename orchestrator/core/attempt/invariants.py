@@ -6,9 +6,10 @@ simulator (docs/simulator.md).
 
 from collections.abc import Callable, Iterator
 
-from orchestrator.core.attempt.attempt_states import TIMERS, AttemptState, PartState, attempt_state, part_state
+from orchestrator.core.attempt.attempt_states import TIMERS, AttemptState, attempt_state
 from orchestrator.core.attempt.attempt_stops import is_broken
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
+from orchestrator.core.attempt.transitions import REPORTED
+from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PartState
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.states import WAITING
 
@@ -114,10 +115,14 @@ RULES: tuple[Callable[[Control, LiveAttempt, AttemptState], Iterator[str]], ...]
 
 
 def _of_part(control: Control, attempt: LiveAttempt, rank: int, part: AttemptPart) -> Iterator[str]:
-    if (part_state(part) is PartState.ENDED) != (part.outcome is not None):
-        yield f"part {rank} is {part_state(part)} with the outcome {part.outcome}"
-    if part.outcome is not None and part.doubt:
-        yield f"part {rank} has ended and is in doubt"
+    if (part.state is PartState.ENDED) != (part.outcome is not None):
+        yield f"part {rank} is {part.state} with the outcome {part.outcome}"
+    if (part.state is PartState.UNCONFIRMED) != bool(part.doubt):
+        yield f"part {rank} is {part.state} with the doubt {part.doubt!r}"
+    if part.state is PartState.UNREADABLE and not part.unreadable_reason:
+        yield f"part {rank} is unreadable without a reason"
+    if part.state in REPORTED and part.state is not part.last_reported:
+        yield f"part {rank} is {part.state}, but was last reported as {part.last_reported}"
     if attempt.job not in control.on_node.get(part.node, ()):
         yield f"part {rank} is missing from the controller's index of {part.node}"
     node, key = control.nodes.get(part.node), attempt.part_key(rank)

@@ -6,14 +6,15 @@ An event whose pair of state and event is in no table changes nothing and logs a
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from orchestrator.core.attempt.attempt_states import IGNORED_BY_STOP, STOP, stop_state
-from orchestrator.core.controller.attempts import LiveAttempt, StopRequest, StopState
+from orchestrator.core.attempt.attempt_states import IGNORED_BY_PART, IGNORED_BY_STOP, PART, STOP, stop_state
+from orchestrator.core.controller.attempts import LiveAttempt, PartState, StopRequest, StopState
 from orchestrator.core.controller.commands import Stop
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.timing import STOP_RETRY_S
 
+REPORTED = frozenset({PartState.UNREPORTED, PartState.STARTING, PartState.RUNNING})
 UNEXPECTED = "an event that is in no table of states was ignored"
 FAILED_STOP_RETRY_S = 1.0
 """Seconds after which a stop request that could not be delivered is due again."""
@@ -34,6 +35,20 @@ def _next(
     if row is None and pair not in ignored:
         draft.warn(f"{UNEXPECTED}: {pair[1]} for {name}, which is {pair[0]}")
     return row
+
+
+def move_part(draft: Draft, job: str, node_rank: int, event: str, **data: Any) -> None:
+    """Apply an event to a part of an attempt. `data`: fields of AttemptPart that belong to its next state."""
+    attempt = draft.attempts[job]
+    part = attempt.parts[node_rank]
+    after = _next(draft, PART, IGNORED_BY_PART, (part.state, event), f"part {attempt.part_key(node_rank)}")
+    if after is None:
+        return
+    if after is not PartState.UNCONFIRMED:
+        data["doubt"] = ""
+    if after in REPORTED:
+        data["last_reported"] = after
+    draft.attempts[job] = attempt.with_part(node_rank, replace(part, state=after, **data))
 
 
 def move_stop(draft: Draft, job: str, node: str, event: str, how: str = "") -> None:

@@ -63,25 +63,36 @@ def _is_over(attempt: Attempt) -> bool:
     return attempt.outcome in CONFIRMED_ENDS or (attempt.outcome == "failed" and len(attempt.allocation) == 1)
 
 
+class PartState(StrEnum):
+    UNREPORTED = "UNREPORTED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    UNCONFIRMED = "UNCONFIRMED"
+    UNREADABLE = "UNREADABLE"
+    ENDED = "ENDED"
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptPart:
     """Part of an attempt on one node; `first_rank` is the lowest of its global ranks.
 
-    `outcome` is set once it has ended, or once none of its processes can run. `ended_s` is when we learned that.
-    `last_listed_s` is when the node's newest list of attempts was requested, if that list contains the part, else 0: a
-    node that returns, or one with an empty disk, proves nothing about it. `is_reported`: the outcome came from its own
-    node and was not concluded from silence.
+    core/attempt/transitions.py sets `state`. `last_reported` is UNREPORTED, STARTING or RUNNING, as its node reported
+    last: it is the state again once a doubt ends. `outcome` is set once it has ended, or once none of its processes can
+    run. `ended_s` is when we learned that. `last_listed_s` is when the node's newest list of attempts was requested, if
+    that list contains the part, else 0: a node that returns, or one with an empty disk, proves nothing about it.
+    `is_reported`: the outcome came from its own node and was not concluded from silence.
 
-    `doubt` is "" or why its node may not have the part: it ends as lost once that is certain, unless its node sends a
-    status of it or lists it again. `unreadable_reason` is "" or why the agent's messages about it cannot be read: it is
-    stopped and ends as failed.
+    `doubt` says why an UNCONFIRMED part may not exist on its node: it ends as lost once that is certain, unless its
+    node sends a status of it or lists it again. `unreadable_reason` is "" or why the agent's messages about it cannot
+    be read: it is stopped and ends as failed.
     """
 
     node: str
     devices_id: str
     numbers: tuple[int, ...]
     first_rank: int = 0
-    phase: str = ""
+    state: PartState = PartState.UNREPORTED
+    last_reported: PartState = PartState.UNREPORTED
     cursor: int = 0
     outcome: Outcome | None = None
     ended_s: float = 0.0
@@ -89,6 +100,12 @@ class AttemptPart:
     is_reported: bool = True
     doubt: str = ""
     unreadable_reason: str = ""
+
+    @property
+    def phase(self) -> str:
+        """Phase that the controller has of it, of PHASE_ORDER."""
+        reported = PartState.ENDED if self.state is PartState.ENDED else self.last_reported
+        return "" if reported is PartState.UNREPORTED else reported.lower()
 
 
 class StopState(StrEnum):
