@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cluster.catalogue import matches_pattern
 from orchestrator.core.attempt.invariants import find_contradictions
+from orchestrator.core.controller.attempts import AttemptState
 from orchestrator.core.controller.commands import Command, Stop, StoreReport
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.messages import LaunchFailed, Message
@@ -233,7 +234,7 @@ class Checks:
             return
         for live in control.attempts.values():
             job = control.records[live.job].job
-            if live.launching or live.fence_requested_s is not None or job.recovery.on_disconnect == "wait":
+            if live.state is AttemptState.LAUNCHING or live.raised_fence or job.recovery.on_disconnect == "wait":
                 continue
             for part in live.parts:
                 node = control.nodes.get(part.node)
@@ -297,7 +298,7 @@ class Checks:
         for message in messages:
             if isinstance(message, LaunchFailed) and message.kind == "user":
                 live = before.attempts.get(message.job)
-                if live is not None and live.launching and live.epoch == message.epoch:
+                if live is not None and live.state is AttemptState.LAUNCHING and live.epoch == message.epoch:
                     self.user_errors[message.job] = self.world.server.life
 
     def _released(self, before: Control, control: Control) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from orchestrator.core.attempt.attempt_stops import is_broken
-from orchestrator.core.controller.attempts import LiveAttempt
+from orchestrator.core.controller.attempts import AttemptState, LiveAttempt
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.fleet import leaked_devices
 from orchestrator.core.states import TERMINAL
@@ -55,9 +55,9 @@ class TimeLimits:
         reported = {leak.holder for leak in leaked_devices.list_leaks(control, self.world.server.now())}
         for live in control.attempts.values():
             job = control.records[live.job].job
-            if live.launching:
+            if live.state is AttemptState.LAUNCHING:
                 continue
-            if live.fence_requested_s is None and self.world.ray.highest_fence(live.job) > live.epoch:
+            if live.raised_fence is None and self.world.ray.highest_fence(live.job) > live.epoch:
                 yield ("R5", live.job, live.epoch), MAX_FENCED_S, f"a fence is above its attempt {live.epoch}"
             if live.cut_off is not None and live.cut_off.until_s is None and self._is_reached(control, live):
                 yield ("R6", live.job, live.epoch), MAX_EXPLAINED_S, f"{live.cut_off.reason!r} explains its failures"

@@ -10,10 +10,17 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.core.attempt import attempt_outcome, attempt_reports, attempt_stops, epoch_guard, suspicion
+from orchestrator.core.attempt import (
+    attempt_outcome,
+    attempt_reports,
+    attempt_stops,
+    epoch_guard,
+    suspicion,
+    transitions,
+)
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.fleet import leaked_devices, membership
 from orchestrator.core.jobs.fold import apply
@@ -109,13 +116,14 @@ def gang_in_part() -> list[Patch]:
 def fence_not_raised() -> list[Patch]:
     """An attempt counts as fenced, but the fence was not written."""
 
-    def unfenced(draft: Draft, live: LiveAttempt, reason: str) -> None:
+    def unfenced(draft: Draft, live: LiveAttempt) -> None:
         draft.raised_fences[live.job] = live.epoch + 1
-        draft.attempts[live.job] = replace(
-            live, fence_requested_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s
-        )
 
-    return [(suspicion, "_raise_fence", unfenced)]
+    rows = {(state, "suspected"): (AttemptState.FENCED, "raise") for state in AttemptState}
+    return [
+        (transitions, "ATTEMPT", transitions.ATTEMPT | rows),
+        (transitions, "SENDERS", {**transitions.SENDERS, "raise": unfenced}),
+    ]
 
 
 def epochs_used_again() -> list[Patch]:

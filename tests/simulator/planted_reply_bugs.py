@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core.attempt import attempt_outcome, attempt_reports, attempt_stops, suspicion, transitions
-from orchestrator.core.attempt.attempt_states import PART
+from orchestrator.core.attempt.attempt_states import ATTEMPT, PART
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PartState
-from orchestrator.core.controller.commands import Fence
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, PartState
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.jobs import retry
 from orchestrator.core.jobs.retry import AttemptEnd, Decision
@@ -29,16 +28,12 @@ def cut_off_for_ever() -> list[Patch]:
 def own_fence_mistaken_for_anothers() -> list[Patch]:
     """After joining a cluster again, a fence that this server raised is mistaken for that of another one."""
 
-    def rejoined(draft: Draft) -> None:
-        for live in draft.attempts.values():
-            if not live.launching:
-                draft.attempts[live.job] = replace(live, fence_requested_s=None, fenced_s=None, lowering=None)
-                draft.command(Fence(live.job, live.epoch, requested_s=draft.now.s))
-
     def read(draft: Draft, live: LiveAttempt) -> None:
-        draft.attempts[live.job] = suspicion._fenced_by_others(draft, live, live.epoch + 1)
+        suspicion._fenced_by_others(draft, live, live.epoch + 1)
 
-    return [(suspicion, "rejoined", rejoined), (suspicion, "_own_fence_read", read)]
+    fenced = (AttemptState.FENCING, AttemptState.FENCED, AttemptState.LOWERING)
+    rows = {(state, "rejoined"): (AttemptState.ADOPTED, "read") for state in fenced}
+    return [(transitions, "ATTEMPT", ATTEMPT | rows), (suspicion, "_own_fence_read", read)]
 
 
 def late_replies_believed() -> list[Patch]:
@@ -78,7 +73,8 @@ def stops_restart() -> list[Patch]:
 
 def lowering_requested_once() -> list[Patch]:
     """A fence that could not be lowered at once is never lowered."""
-    return [(suspicion, "_lower_again", lambda draft, live: live)]
+    row = {(AttemptState.LOWERING, "timed_out"): (AttemptState.LOWERING, "")}
+    return [(transitions, "ATTEMPT", ATTEMPT | row)]
 
 
 def any_release_believed() -> list[Patch]:
@@ -99,7 +95,7 @@ def user_error_mistaken_for_a_lost_node() -> list[Patch]:
         live = draft.attempts.get(failure.job)
         if (
             live is not None
-            and live.launching
+            and live.state is AttemptState.LAUNCHING
             and live.epoch == failure.epoch
             and failure.kind == "user"
             and failure.maybe_started

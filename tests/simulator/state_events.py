@@ -55,7 +55,8 @@ def fence_event(control: Control, attempt: LiveAttempt, message: m.FenceAnswered
             return ""
         return "fence_above" if attempt.superseded_reason else "fence_raised"
     if message.current_epoch <= attempt.epoch:
-        is_lowered = attempt.lowering is not None and message.requested_s >= attempt.lowering.since_s
+        is_lowering = attempt.state is AttemptState.LOWERING and attempt.fence is not None
+        is_lowered = is_lowering and message.requested_s >= attempt.fence.since_s
         return "fence_lowered" if is_lowered else "fence_clear"
     is_own = not attempt.superseded_reason and control.raised_fences.get(attempt.job) == message.current_epoch
     return "own_fence_read" if is_own else "fence_above"

@@ -8,7 +8,7 @@ from orchestrator.core.attempt import attempt_stops
 from orchestrator.core.attempt.attempt_outcome import lost_outcome
 from orchestrator.core.attempt.transitions import move_part
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import PHASE_ORDER, AttemptPart, LiveAttempt, PartState
+from orchestrator.core.controller.attempts import PHASE_ORDER, AttemptPart, AttemptState, LiveAttempt, PartState
 from orchestrator.core.controller.commands import RemoveFiles, Stop, StoreReport
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.controller.messages import Heartbeat, PartUnreadable
@@ -228,7 +228,8 @@ def _apply_list(draft: Draft, node: Node, listed: frozenset[str]) -> None:
         draft.change(needs_plan=True)
     for job in draft.on_node(node.name):
         attempt = draft.attempts[job]
-        if not attempt.launching and node.list_requested_s is not None and node.list_requested_s >= attempt.since_s:
+        is_launching = attempt.state is AttemptState.LAUNCHING
+        if not is_launching and node.list_requested_s is not None and node.list_requested_s >= attempt.since_s:
             for rank, part in enumerate(attempt.parts):
                 if part.node == node.name and part.outcome is None:
                     _set_doubt(draft, job, rank, attempt.part_key(rank) in listed)

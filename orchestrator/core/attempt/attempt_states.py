@@ -14,21 +14,15 @@ this server raised, or was raised for a newer attempt; `fence_raised` and `fence
 
 from enum import StrEnum
 
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PartState, StopRequest, StopState
+from orchestrator.core.controller.attempts import (
+    AttemptPart,
+    AttemptState,
+    LiveAttempt,
+    PartState,
+    StopRequest,
+    StopState,
+)
 from orchestrator.core.timing import FENCE_RETRY_S, STOP_OVERDUE_S, STOP_RETRY_S
-
-
-class AttemptState(StrEnum):
-    LAUNCHING = "LAUNCHING"
-    ADOPTED = "ADOPTED"
-    CHECKING = "CHECKING"
-    ACTIVE = "ACTIVE"
-    FENCING = "FENCING"
-    FENCED = "FENCED"
-    LOWERING = "LOWERING"
-    SUPERSEDED = "SUPERSEDED"
-    ENDED = "ENDED"
-
 
 A, P, S = AttemptState, PartState, StopState
 
@@ -162,17 +156,7 @@ FIRST = {A: frozenset({A.LAUNCHING, A.ADOPTED}), P: frozenset({P.UNREPORTED}), S
 
 def attempt_state(attempt: LiveAttempt | None) -> AttemptState:
     """Return the state of an attempt; None is one that is no longer tracked."""
-    if attempt is None:
-        return A.ENDED
-    if attempt.launching:
-        return A.LAUNCHING
-    if attempt.fenced_s is not None:
-        return A.SUPERSEDED if attempt.superseded_reason else A.FENCED
-    if attempt.fence_requested_s is not None:
-        return A.FENCING if attempt.is_fence_checked else A.CHECKING
-    if attempt.lowering is not None:
-        return A.LOWERING
-    return A.ACTIVE if attempt.is_fence_checked else A.ADOPTED
+    return A.ENDED if attempt is None else attempt.state
 
 
 def part_state(part: AttemptPart) -> PartState:

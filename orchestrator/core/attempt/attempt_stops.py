@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from orchestrator.core.attempt.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
 from orchestrator.core.attempt.attempt_states import TIMERS
-from orchestrator.core.attempt.transitions import move_part, move_stop
+from orchestrator.core.attempt.transitions import move, move_part, move_stop
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, StopState
-from orchestrator.core.controller.commands import Release, RemoveFiles
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, StopState
+from orchestrator.core.controller.commands import Release
 from orchestrator.core.controller.draft import Draft, PendingRelease
 from orchestrator.core.controller.messages import Launched, LaunchFailed, StopAnswered
 from orchestrator.core.controller.nodes import StuckReservation, UntrackedAttempt
@@ -48,9 +48,9 @@ def end_part(draft: Draft, job: str, rank: int, outcome: Outcome, *, is_reported
 
 def launched(draft: Draft, message: Launched) -> None:
     attempt = draft.attempts.get(message.job)
-    if attempt is None or attempt.epoch != message.epoch or not attempt.launching:
+    if attempt is None or attempt.epoch != message.epoch or attempt.state is not AttemptState.LAUNCHING:
         return
-    draft.attempts[attempt.job] = replace(attempt, launching=False, since_s=draft.now.s)
+    move(draft, attempt.job, "launched", since_s=draft.now.s)
     for name in {part.node for part in attempt.parts}:
         if (node := draft.nodes.get(name)) is not None and node.foreign_use_s > float("-inf"):
             draft.nodes[name] = replace(node, foreign_use_s=float("-inf"))
@@ -73,19 +73,17 @@ def launch_failed(draft: Draft, message: LaunchFailed) -> None:
     reported its part, the attempt has started and only a reply was lost.
     """
     attempt = draft.attempts.get(message.job)
-    if attempt is None or attempt.epoch != message.epoch or not attempt.launching:
+    if attempt is None or attempt.epoch != message.epoch or attempt.state is not AttemptState.LAUNCHING:
         return
     if message.newest_epoch >= attempt.epoch:
         draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=message.newest_epoch)
-    attempt = replace(attempt, launching=False, since_s=draft.now.s)
+    attempt = move(draft, attempt.job, "launch_failed", since_s=draft.now.s)
     started = message.kind == "launch" and all(
         part.phase and part.node in message.maybe_started for part in attempt.parts
     )
     if not started and message.maybe_started and message.kind == "launch":
-        attempt = attempt.begin_cut_off(
-            message.message, draft.now.s
-        )  # later ends of its parts are attributed to this failure
-    draft.attempts[attempt.job] = attempt
+        # later ends of its parts are attributed to this failure
+        draft.attempts[attempt.job] = attempt.begin_cut_off(message.message, draft.now.s)
     if not started:
         for rank in range(len(attempt.parts)):
             _part_after_failed_launch(draft, attempt, rank, message)
@@ -174,7 +172,7 @@ def review(draft: Draft, job: str) -> None:
     attempt = draft.attempts[job]
     if attempt.cancelled_s is None and draft.records[job].job.state is State.CANCELLED:
         draft.attempts[job] = attempt = replace(attempt, cancelled_s=draft.now.s)
-    if attempt.launching:
+    if attempt.state is AttemptState.LAUNCHING:
         return
     if attempt.is_over:
         _conclude(draft, attempt)
@@ -239,14 +237,14 @@ def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
         details = {"outcome": ended.state, "result": result_of(attempt), "failure": failure}
         draft.record(fold.ended(record.job, decision, draft.now.wall_s, **details, peak_memory_bytes=peak_of(attempt)))
         # The pause after a lost node counts from its fence: waiting for the lease was a pause already.
-        waited_for_lease = ended.failure == "lost" and attempt.fence_requested_s is not None
-        if (until_s := decision.pause_s + (attempt.raised_s if waited_for_lease else draft.now.s)) > draft.now.s:
+        fence = attempt.raised_fence if ended.failure == "lost" else None
+        if (until_s := decision.pause_s + (fence.since_s if fence else draft.now.s)) > draft.now.s:
             draft.paused_until_s[attempt.job] = until_s
-    draft.remove_attempt(attempt)
+    move(draft, attempt.job, "concluded")
     progress.attempt_ended(draft, attempt.job)
     draft.pending_releases[attempt.allocation_name] = PendingRelease(attempt.key, draft.now.s)
     for rank, part in enumerate(attempt.parts):
-        _remove_files(draft, attempt.part_key(rank), part)
+        _put_untracked(draft, attempt.part_key(rank), part)
 
 
 def _has_run(attempt: LiveAttempt) -> bool:
@@ -254,13 +252,11 @@ def _has_run(attempt: LiveAttempt) -> bool:
     return all(part.outcome is not None and part.outcome.exit_codes for part in attempt.parts)
 
 
-def _remove_files(draft: Draft, key: str, part: AttemptPart) -> None:
-    """Let the node remove a part's files. Until then, the node lists the part as an untracked attempt."""
+def _put_untracked(draft: Draft, key: str, part: AttemptPart) -> None:
+    """Until its node has removed a part's files, the node lists the part as an untracked attempt."""
     if (node := draft.nodes.get(part.node)) is not None:
         untracked = UntrackedAttempt(part.cursor, "ended", is_in_log=True, requested_s=draft.now.s)
         draft.nodes[node.name] = replace(node, untracked={**node.untracked, key: untracked})
-    job, epoch, _ = key.rsplit(".", 2)
-    draft.command(RemoveFiles(part.node, job, int(epoch)))
 
 
 def retry_releases(draft: Draft) -> None:

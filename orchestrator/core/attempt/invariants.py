@@ -6,18 +6,17 @@ simulator (docs/simulator.md).
 
 from collections.abc import Callable, Iterator
 
-from orchestrator.core.attempt.attempt_states import TIMERS, AttemptState, attempt_state
+from orchestrator.core.attempt.attempt_states import TIMERS
 from orchestrator.core.attempt.attempt_stops import is_broken
-from orchestrator.core.attempt.transitions import REPORTED
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PartState
+from orchestrator.core.attempt.transitions import REPORTED, STOOD
+from orchestrator.core.controller.attempts import UNFENCED, AttemptPart, AttemptState, LiveAttempt, PartState
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.states import WAITING
 
 A = AttemptState
 Problem = tuple[str, str]
 """(job, what is wrong)"""
-READS, RAISES = frozenset({A.ADOPTED, A.CHECKING}), frozenset({A.FENCING, A.FENCED, A.LOWERING})
-STOOD = frozenset({A.FENCED, A.SUPERSEDED})
+RAISES = frozenset({A.FENCING, A.FENCED, A.LOWERING})
 
 
 def check(control: Control) -> list[str]:
@@ -28,8 +27,7 @@ def check(control: Control) -> list[str]:
 def find_contradictions(control: Control) -> Iterator[Problem]:
     held: dict[tuple[str, int], str] = {}
     for job, attempt in control.attempts.items():
-        state = attempt_state(attempt)
-        yield from ((job, problem) for rule in RULES for problem in rule(control, attempt, state))
+        yield from ((job, problem) for rule in RULES for problem in rule(control, attempt, attempt.state))
         for rank, part in enumerate(attempt.parts):
             yield from ((job, problem) for problem in _of_part(control, attempt, rank, part))
             for number in part.numbers:
@@ -71,8 +69,8 @@ def _of_table(control: Control, attempt: LiveAttempt, state: AttemptState) -> It
 
 
 def _of_launch(control: Control, attempt: LiveAttempt, state: AttemptState) -> Iterator[str]:
-    is_fenced = attempt.fence_requested_s is not None or attempt.lowering or attempt.superseded_reason
-    if state is A.LAUNCHING and (attempt.stop_requests or is_fenced or any(part.doubt for part in attempt.parts)):
+    is_doubtful = any(part.state is PartState.UNCONFIRMED for part in attempt.parts)
+    if state is A.LAUNCHING and (attempt.stop_requests or attempt.superseded_reason or is_doubtful):
         yield "is being launched, and is also stopped, fenced off or in doubt"
 
 
@@ -82,16 +80,14 @@ def _of_fence(control: Control, attempt: LiveAttempt, state: AttemptState) -> It
         yield f"is {state}, but the controller holds the fence that it raised as {raised}"
     if (attempt.fenced_s is not None) != (state in STOOD):
         yield f"is {state}, and its fence {'counts' if attempt.fenced_s is not None else 'does not count'} as stored"
-    if attempt.fenced_s is not None and attempt.fenced_s < attempt.raised_s:
+    if attempt.fence and attempt.fence.stored_s is not None and attempt.fence.stored_s < attempt.fence.since_s:
         yield "its fence was stored before it was requested"
-    if attempt.fence_requested_s is None and attempt.fenced_s is not None:
-        yield "its fence counts as stored, but none was requested"
-    if attempt.is_fence_checked == (state in READS):
-        yield f"is {state}, and its fence {'has' if attempt.is_fence_checked else 'has not'} been read"
+    if (attempt.fence is None) != (state in UNFENCED):
+        yield f"is {state} with {attempt.fence}"
     if attempt.superseded_reason and state not in (A.FENCING, A.SUPERSEDED):
         yield f"is superseded and {state}"
-    if attempt.lowering is not None and state is not A.LOWERING:
-        yield f"is {state} while its fence is being lowered"
+    if state is A.SUPERSEDED and not attempt.superseded_reason:
+        yield "is superseded without a reason"
 
 
 def _of_timers(control: Control, attempt: LiveAttempt, state: AttemptState) -> Iterator[str]:
@@ -102,10 +98,8 @@ def _of_timers(control: Control, attempt: LiveAttempt, state: AttemptState) -> I
         recovery = control.records[attempt.job].job.recovery
         if recovery.on_disconnect == "wait" or any(is_broken(part) for part in attempt.parts):
             return
-        sent_s = attempt.fence_requested_s
-    else:
-        sent_s = attempt.lowering.requested_s if attempt.lowering else attempt.read_s
-    if sent_s is not None and control.ticked_s - sent_s > TIMERS[state]:
+    sent_s = attempt.fence.sent_s if attempt.fence else attempt.read_s
+    if control.ticked_s - sent_s > TIMERS[state]:
         yield f"is {state}, and its request was not repeated for {control.ticked_s - sent_s:.1f} s"
 
 
@@ -130,6 +124,6 @@ def _of_part(control: Control, attempt: LiveAttempt, rank: int, part: AttemptPar
         return
     if not node.duplicate_of and key in node.untracked:
         yield f"part {rank} counts as an untracked attempt on {part.node}"
-    listed_s = node.list_requested_s if not attempt.launching else None
+    listed_s = node.list_requested_s if attempt.state is not A.LAUNCHING else None
     if part.doubt and listed_s is not None and listed_s > attempt.since_s and key in node.listed:
         yield f"part {rank} is in doubt, although the newest list of {part.node} has it: {part.doubt}"

@@ -6,14 +6,12 @@ it, the lease is not renewed any more, nothing of that epoch starts, and none of
 has ended one full lease later, or as soon as its node itself reports that no process of it runs.
 """
 
-from dataclasses import replace
-
 from orchestrator.core.attempt import attempt_stops
 from orchestrator.core.attempt.attempt_outcome import lost_outcome
-from orchestrator.core.attempt.transitions import void_stops
+from orchestrator.core.attempt.attempt_states import ABOVE, CLEAR, LOWERED, OWN, RAISED, TIMERS
+from orchestrator.core.attempt.transitions import move, void_stops
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt, PendingLowering
-from orchestrator.core.controller.commands import Fence
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt
 from orchestrator.core.controller.draft import Control, Draft
 from orchestrator.core.controller.messages import FenceAnswered, Now
 from orchestrator.core.jobs.fold import WORKING
@@ -21,12 +19,13 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.core.timing import (
     CANCELLED_LEASE_S,
-    FENCE_RETRY_S,
     LAUNCH_SLOW_S,
     LEASE_MARGIN_S,
     NODE_SILENT_S,
     PATIENT_LEASE_S,
 )
+
+A = AttemptState
 
 
 def review(draft: Draft) -> None:
@@ -34,20 +33,14 @@ def review(draft: Draft) -> None:
     now_s = draft.now.s
     answering = {n.name for n in draft.nodes.values() if not n.lost_reason and n.silent_s(now_s) <= NODE_SILENT_S}
     for attempt in draft.attempts.values():
-        if not (attempt.launching or _is_healthy(draft, attempt, answering)):
+        if attempt.state is not A.LAUNCHING and not _is_healthy(draft, attempt, answering):
             _review(draft, attempt)
 
 
 def _is_healthy(draft: Draft, attempt: LiveAttempt, answering: set[str]) -> bool:
     """Return True if all parts run on nodes that respond, and no stop, fence or doubt is pending."""
     cut_off = attempt.cut_off is not None and attempt.cut_off.until_s is None
-    if (
-        cut_off
-        or attempt.superseded_reason
-        or attempt.fence_requested_s is not None
-        or attempt.lowering
-        or not attempt.is_fence_checked
-    ):
+    if cut_off or attempt.state is not A.ACTIVE:
         return False
     if draft.records[attempt.job].job.state not in WORKING:
         return False
@@ -57,14 +50,14 @@ def _is_healthy(draft: Draft, attempt: LiveAttempt, answering: set[str]) -> bool
 
 
 def _review(draft: Draft, attempt: LiveAttempt) -> None:
-    attempt = _read_again(draft, _lower_again(draft, attempt))
+    attempt = _request_again(draft, attempt)
     suspects = [
         rank
         for rank, part in enumerate(attempt.parts)
         if part.outcome is None and _suspect_reason(draft, attempt, part)
     ]
     if not suspects:
-        _lower_fence(draft, attempt)
+        _recover(draft, attempt)
         attempt_stops.review(draft, attempt.job)
         return
     if attempt.fenced_s is None:
@@ -100,33 +93,27 @@ def rejoined(draft: Draft) -> None:
     that is still running reads its own fence.
     """
     for attempt in draft.attempts.values():
-        if attempt.launching:
-            continue
-        if attempt.lowering is not None:
-            _request_lower(draft, attempt)
-        elif attempt.superseded_reason or (attempt.is_fence_checked and attempt.fence_requested_s is not None):
-            _request_raise(draft, replace(attempt, fence_requested_s=None, fenced_s=None))
-        else:
-            _request_read(draft, replace(attempt, fence_requested_s=None, is_fence_checked=False))
+        move(draft, attempt.job, "rejoined")
 
 
 def _raise_fence(draft: Draft, attempt: LiveAttempt, why: str) -> None:
+    """Raise a fence above the attempt.
+
+    It is read first if this server has not read it: it may be above the attempt already, for a newer one that is
+    missing from an older log.
+    """
     if _waits_for_node(draft, attempt):
         return
-    if attempt.fence_requested_s is None or draft.now.s - attempt.fence_requested_s > FENCE_RETRY_S:
-        _request_raise(draft, attempt.begin_cut_off(why, draft.now.s))
-
-
-def _request_raise(draft: Draft, attempt: LiveAttempt) -> None:
-    """Raise the fence above the attempt. `raised_s` is the first time since the fence was last lowered."""
-    raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
-    draft.attempts[attempt.job] = replace(attempt, fence_requested_s=draft.now.s, raised_s=raised_s, lowering=None)
-    if not attempt.is_fence_checked:
-        # Read it first: it may be above the attempt already, for a newer one that is missing from an older log.
-        draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
+    is_requested = attempt.state in (A.CHECKING, A.FENCING)
+    if is_requested and not _is_overdue(attempt, draft.now.s):
         return
-    draft.raised_fences[attempt.job] = attempt.epoch + 1
-    draft.command(Fence(attempt.job, attempt.epoch + 1, requested_s=draft.now.s))
+    draft.attempts[attempt.job] = attempt.begin_cut_off(why, draft.now.s)
+    move(draft, attempt.job, "timed_out" if is_requested else "suspected")
+
+
+def _is_overdue(attempt: LiveAttempt, now_s: float) -> bool:
+    sent_s = attempt.fence.sent_s if attempt.fence else attempt.read_s
+    return now_s - sent_s > TIMERS[attempt.state]
 
 
 def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
@@ -138,49 +125,22 @@ def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
     return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not is_doubtful
 
 
-def _lower_fence(draft: Draft, attempt: LiveAttempt) -> None:
-    """Lower the fence if all nodes respond again and no part was lost or failed, so that the attempt counts again."""
+def _recover(draft: Draft, attempt: LiveAttempt) -> None:
+    """Let the attempt count again if all nodes respond again and no part was lost or failed."""
     if any(attempt_stops.is_broken(part) for part in attempt.parts):
         return
-    was_raised = attempt.fence_requested_s is not None and attempt.is_fence_checked
-    attempt = replace(attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None)
-    if was_raised:
-        _request_lower(draft, attempt)
-    else:
-        draft.attempts[attempt.job] = attempt
+    draft.attempts[attempt.job] = attempt.end_cut_off(draft.now.s)
+    if attempt.state in (A.CHECKING, A.FENCING, A.FENCED):
+        move(draft, attempt.job, "recovered")
 
 
-def _lower_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
-    """Repeat the request to lower the fence until it is confirmed, because ranks cannot save until then."""
-    if attempt.lowering is None or draft.now.s - attempt.lowering.requested_s <= FENCE_RETRY_S:
-        return attempt
-    return _request_lower(draft, attempt)
+def _request_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
+    """Repeat the request to read or to lower the fence until a reply arrives.
 
-
-def _read_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
-    """Repeat the request to read the fence until a reply arrives.
-
-    An earlier server may have raised it; ranks cannot save until it is lowered.
+    Until then ranks cannot save: an earlier server may have raised the fence that is to be read.
     """
-    if (
-        attempt.is_fence_checked
-        or attempt.fence_requested_s is not None
-        or draft.now.s - attempt.read_s <= FENCE_RETRY_S
-    ):
-        return attempt
-    return _request_read(draft, attempt)
-
-
-def _request_read(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
-    draft.attempts[attempt.job] = attempt = replace(attempt, read_s=draft.now.s)
-    draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
-    return attempt
-
-
-def _request_lower(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
-    since_s = draft.now.s if attempt.lowering is None else attempt.lowering.since_s
-    draft.attempts[attempt.job] = attempt = replace(attempt, lowering=PendingLowering(since_s, draft.now.s))
-    draft.command(Fence(attempt.job, attempt.epoch, lower=True, requested_s=draft.now.s))
+    if attempt.state in (A.ADOPTED, A.LOWERING) and _is_overdue(attempt, draft.now.s):
+        return move(draft, attempt.job, "timed_out")
     return attempt
 
 
@@ -192,50 +152,51 @@ def fence_answered(draft: Draft, message: FenceAnswered) -> None:
     if message.current_epoch <= attempt.epoch:
         if message.epoch == attempt.epoch:
             _fence_below(draft, attempt, message)
-        return
-    if message.epoch == attempt.epoch:
-        if not attempt.superseded_reason and draft.raised_fences.get(attempt.job) == message.current_epoch:
-            _own_fence_read(draft, attempt)
-            return
-        attempt = _fenced_by_others(draft, attempt, message.current_epoch)
-    elif attempt.fence_requested_s is None or message.requested_s < attempt.raised_s:
-        return  # the fence was lowered after this request
-    if attempt.fenced_s is None:
-        draft.attempts[attempt.job] = replace(attempt, fenced_s=draft.now.s)
-        void_stops(draft, attempt)  # those sent before the fence do not count
+    elif message.epoch != attempt.epoch:
+        _fence_raised(draft, attempt, message)
+    elif not attempt.superseded_reason and draft.raised_fences.get(attempt.job) == message.current_epoch:
+        _own_fence_read(draft, attempt)
     else:
-        draft.attempts[attempt.job] = attempt
-    attempt_stops.review(draft, attempt.job)
+        _fenced_by_others(draft, attempt, message.current_epoch)
 
 
 def _fence_below(draft: Draft, attempt: LiveAttempt, message: FenceAnswered) -> None:
     """Handle a fence that is not above the attempt. A value read in a previous cluster is ignored."""
-    if attempt.lowering is not None and message.requested_s >= attempt.lowering.since_s:
-        draft.attempts[attempt.job] = attempt = replace(attempt, lowering=None)
-    if attempt.is_fence_checked or message.requested_s < draft.control.joined_s:
-        return
-    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_checked=True, fence_requested_s=None)
-    if draft.control.is_joined and not updated.launching:
-        _review(draft, updated)
+    if attempt.state is A.LOWERING and attempt.fence and message.requested_s >= attempt.fence.since_s:
+        move(draft, attempt.job, LOWERED)
+    elif attempt.state in (A.ADOPTED, A.CHECKING) and message.requested_s >= draft.control.joined_s:
+        attempt = move(draft, attempt.job, CLEAR)
+        if draft.control.is_joined:
+            _review(draft, attempt)
 
 
 def _own_fence_read(draft: Draft, attempt: LiveAttempt) -> None:
     """Lower a fence that we raised ourselves and that was not lowered; it does not indicate a newer attempt."""
-    attempt = replace(attempt, is_fence_checked=True)
-    if attempt.fence_requested_s is None:
-        _request_lower(draft, attempt)
-    else:
-        draft.attempts[attempt.job] = attempt
+    move(draft, attempt.job, OWN)
 
 
-def _fenced_by_others(draft: Draft, attempt: LiveAttempt, newer_epoch: int) -> LiveAttempt:
-    draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=newer_epoch)
+def _fenced_by_others(draft: Draft, attempt: LiveAttempt, newer_epoch: int) -> None:
     why = f"attempt {newer_epoch} of this job was started, so attempt {attempt.epoch} no longer counts"
-    raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
-    after = replace(
-        attempt, superseded_reason=why, is_fence_checked=True, fence_requested_s=draft.now.s, raised_s=raised_s
-    )
-    return replace(after, lowering=None).begin_cut_off(why, draft.now.s)
+    cut_off = attempt.begin_cut_off(why, draft.now.s).cut_off
+    after = move(draft, attempt.job, ABOVE, superseded_reason=why, cut_off=cut_off)
+    if after.state is A.SUPERSEDED:
+        draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=newer_epoch)
+        _apply_stored_fence(draft, attempt)
+
+
+def _fence_raised(draft: Draft, attempt: LiveAttempt, message: FenceAnswered) -> None:
+    """Handle a fence above the attempt that we requested, unless it was lowered after this request."""
+    fence = attempt.raised_fence
+    if fence is not None and message.requested_s >= fence.since_s:
+        move(draft, attempt.job, ABOVE if attempt.superseded_reason else RAISED)
+        _apply_stored_fence(draft, attempt)
+
+
+def _apply_stored_fence(draft: Draft, before: LiveAttempt) -> None:
+    """Stop the attempt once its fence is stored: requests to stop it that were sent before do not count."""
+    if before.fenced_s is None:
+        void_stops(draft, before)
+    attempt_stops.review(draft, before.job)
 
 
 def _expired_reason(draft: Draft, attempt: LiveAttempt, rank: int) -> str:
@@ -285,7 +246,7 @@ def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str
     attempt, draft = control.attempts.get(job), Draft(control, now)
     if attempt is None:
         return ""
-    if attempt.launching:
+    if attempt.state is A.LAUNCHING:
         took_s = now.s - attempt.since_s
         message = f"the attempt has been starting for {took_s:.0f} s: it {doing or 'waits for other launches to end'}"
         return message if took_s > LAUNCH_SLOW_S else ""

@@ -3,17 +3,36 @@
 An event whose pair of state and event is in no table changes nothing and logs a warning. In tests, it is a failure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from orchestrator.core.attempt.attempt_states import IGNORED_BY_PART, IGNORED_BY_STOP, PART, STOP, stop_state
-from orchestrator.core.controller.attempts import LiveAttempt, PartState, StopRequest, StopState
-from orchestrator.core.controller.commands import Stop
+from orchestrator.core.attempt.attempt_states import (
+    ATTEMPT,
+    IGNORED_BY_ATTEMPT,
+    IGNORED_BY_PART,
+    IGNORED_BY_STOP,
+    PART,
+    STOP,
+    stop_state,
+)
+from orchestrator.core.controller.attempts import (
+    UNFENCED,
+    AttemptState,
+    FenceRequest,
+    LiveAttempt,
+    PartState,
+    StopRequest,
+    StopState,
+)
+from orchestrator.core.controller.commands import Fence, RemoveFiles, Stop
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.timing import STOP_RETRY_S
 
+A = AttemptState
+STOOD = frozenset({A.FENCED, A.SUPERSEDED})
+"""States in which Ray has stored a fence above the attempt, and that fence counts."""
 REPORTED = frozenset({PartState.UNREPORTED, PartState.STARTING, PartState.RUNNING})
 UNEXPECTED = "an event that is in no table of states was ignored"
 FAILED_STOP_RETRY_S = 1.0
@@ -35,6 +54,68 @@ def _next(
     if row is None and pair not in ignored:
         draft.warn(f"{UNEXPECTED}: {pair[1]} for {name}, which is {pair[0]}")
     return row
+
+
+def move(draft: Draft, job: str, event: str, **data: Any) -> LiveAttempt:
+    """Apply an event to an attempt, and send the command of its row. Return the attempt after it.
+
+    `data`: fields of LiveAttempt that belong to its next state.
+    """
+    attempt = draft.attempts[job]
+    row = _next(draft, ATTEMPT, IGNORED_BY_ATTEMPT, (attempt.state, event), f"attempt {attempt.key}")
+    if row is None:
+        return attempt
+    state, command = row
+    if state is A.ADOPTED and command:
+        data["read_s"] = draft.now.s
+    after = replace(attempt, state=state, fence=_fence_after(attempt, event, state, command, draft.now.s), **data)
+    if state is A.ENDED:
+        draft.remove_attempt(attempt)
+    else:
+        draft.attempts[job] = after
+    if command:
+        SENDERS[command](draft, after)
+    return after
+
+
+def _fence_after(attempt: LiveAttempt, event: str, state: A, command: str, now_s: float) -> FenceRequest | None:
+    """Return the times of a fence in the next state. They begin again for another purpose or cluster."""
+    if state in UNFENCED or state is A.ENDED:
+        return None
+    fence = attempt.fence
+    is_raised_again = event == "rejoined" and state is A.FENCING
+    if fence is None or is_raised_again or (attempt.state is A.LOWERING) != (state is A.LOWERING):
+        fence = FenceRequest(now_s, now_s)
+    elif command:
+        fence = replace(fence, sent_s=now_s)
+    if state not in STOOD:
+        return replace(fence, stored_s=None)
+    return fence if fence.stored_s is not None else replace(fence, stored_s=now_s)
+
+
+def _read(draft: Draft, attempt: LiveAttempt) -> None:
+    draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
+
+
+def _raise(draft: Draft, attempt: LiveAttempt) -> None:
+    draft.raised_fences[attempt.job] = attempt.epoch + 1
+    draft.command(Fence(attempt.job, attempt.epoch + 1, requested_s=draft.now.s))
+
+
+def _lower(draft: Draft, attempt: LiveAttempt) -> None:
+    draft.command(Fence(attempt.job, attempt.epoch, lower=True, requested_s=draft.now.s))
+
+
+def _remove(draft: Draft, attempt: LiveAttempt) -> None:
+    draft.command(*(RemoveFiles(part.node, attempt.job, attempt.epoch) for part in attempt.parts))
+
+
+SENDERS: Mapping[str, Callable[[Draft, LiveAttempt], None]] = {
+    "read": _read,
+    "raise": _raise,
+    "lower": _lower,
+    "remove": _remove,
+}
 
 
 def move_part(draft: Draft, job: str, node_rank: int, event: str, **data: Any) -> None:

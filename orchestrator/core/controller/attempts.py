@@ -144,42 +144,56 @@ class CutOff:
         return self.since_s <= at_s and (self.until_s is None or at_s <= self.until_s + CUT_OFF_AFTERMATH_S)
 
 
+class AttemptState(StrEnum):
+    LAUNCHING = "LAUNCHING"
+    ADOPTED = "ADOPTED"
+    CHECKING = "CHECKING"
+    ACTIVE = "ACTIVE"
+    FENCING = "FENCING"
+    FENCED = "FENCED"
+    LOWERING = "LOWERING"
+    SUPERSEDED = "SUPERSEDED"
+    ENDED = "ENDED"
+
+
+UNFENCED = frozenset({AttemptState.LAUNCHING, AttemptState.ADOPTED, AttemptState.ACTIVE})
+"""States in which no change of the fence is requested and none is above the attempt."""
+
+
 @dataclass(frozen=True, slots=True)
-class PendingLowering:
-    """Pending removal of a fence: since when, and when it was last requested. Monotonic seconds."""
+class FenceRequest:
+    """Request about the fence above an attempt. Monotonic seconds.
+
+    `since_s`: when it was first sent to raise or to lower the fence, `sent_s`: when it was last sent. `stored_s`: when
+    Ray had stored a fence above the attempt.
+    """
 
     since_s: float
-    requested_s: float
+    sent_s: float
+    stored_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LiveAttempt:
     """Attempt that may still run. Times are monotonic seconds.
 
-    `launching` until the reply to its launch. `since_s`: from then on, its nodes must list it. `is_fence_checked`: this
-    process launched it, or has read that its fence is not above it. `read_s`: when the fence was last read.
-    `fence_requested_s` and `fenced_s`: when a fence above its epoch was requested, and when Ray had stored it.
-    `raised_s`: first such request since the fence was last lowered. `lowering` is set until lowering is confirmed.
-    `stop_requests` are stop requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures
-    reported while `cut_off` explains them are attributed to it, whatever stop we requested. `superseded_reason` is ""
-    or why the attempt does not count any more, whatever outcome its nodes send. `last_event_at` is the position of the
-    newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None before
-    its first report.
+    core/attempt/transitions.py sets `state` and `fence`, which is None in the states of UNFENCED. `since_s`: from then
+    on, its nodes must list it. `read_s`: when its fence was last read while it was ADOPTED. `stop_requests` are stop
+    requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures reported while `cut_off`
+    explains them are attributed to it, whatever stop we requested. `superseded_reason` is "" or why the attempt does
+    not count any more, whatever outcome its nodes send. `last_event_at` is the position of the newest stored event of
+    rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None before its first report.
     """
 
     job: str
     epoch: int
     parts: tuple[AttemptPart, ...]
     since_s: float
-    launching: bool = False
+    state: AttemptState
     last_event_at: int = 0
     stop_requests: Mapping[str, StopRequest] = field(default_factory=dict)
-    is_fence_checked: bool = True
     read_s: float = 0.0
-    fence_requested_s: float | None = None
-    fenced_s: float | None = None
-    raised_s: float = 0.0
-    lowering: PendingLowering | None = None
+    fence: FenceRequest | None = None
     superseded_reason: str = ""
     cut_off: CutOff | None = None
     cancelled_s: float | None = None
@@ -196,7 +210,17 @@ class LiveAttempt:
 
     @property
     def is_over(self) -> bool:
-        return not self.launching and all(part.outcome is not None for part in self.parts)
+        return self.state is not AttemptState.LAUNCHING and all(part.outcome is not None for part in self.parts)
+
+    @property
+    def raised_fence(self) -> FenceRequest | None:
+        """Request to raise a fence above it, also while that fence is read first; None once it is lowered."""
+        return None if self.state is AttemptState.LOWERING else self.fence
+
+    @property
+    def fenced_s(self) -> float | None:
+        """When Ray had stored a fence above it; None if no such fence counts."""
+        return self.fence.stored_s if self.fence else None
 
     @property
     def is_running(self) -> bool:
@@ -224,8 +248,8 @@ class LiveAttempt:
         return replace(self, parts=parts, last_event_at=self.last_event_at if position is None else position)
 
 
-def attempt_of(record: Record, now_s: float, *, launching: bool = False) -> LiveAttempt | None:
-    """Return the attempt of `record` that may still hold devices, or None."""
+def attempt_of(record: Record, now_s: float, state: AttemptState) -> LiveAttempt | None:
+    """Return the attempt of `record` that may still hold devices, in its first state, or None."""
     attempt = record.live_attempt
     if attempt is None:
         return None
@@ -234,4 +258,4 @@ def attempt_of(record: Record, now_s: float, *, launching: bool = False) -> Live
     for devices_id, numbers in attempt.allocation:
         parts.append(AttemptPart(node_of(devices_id), devices_id, numbers, first_rank))
         first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
-    return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, launching)
+    return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, state)

@@ -7,6 +7,7 @@ soon as nothing runs there.
 
 from dataclasses import dataclass, replace
 
+from orchestrator.core.controller.attempts import AttemptState
 from orchestrator.core.controller.commands import RestartNode
 from orchestrator.core.controller.draft import Control, Draft
 from orchestrator.core.controller.messages import NodeNotRestarted, Now, Tick
@@ -49,10 +50,14 @@ def _restart(draft: Draft, node: Node, withheld: StuckReservation) -> None:
         message = f"node {node.name} was restarted: Ray still had its devices reserved, although nothing used them"
         draft.command(RestartNode(node.name, node.ray_id, message))
     else:
-        updated = replace(withheld, is_draining=all(draft.attempts[job].launching for job in draft.on_node(node.name)))
+        updated = replace(withheld, is_draining=_only_launches(draft, node.name))
     if updated != withheld:
         draft.nodes[node.name] = replace(node, stuck=updated)
         draft.change(needs_plan=True)
+
+
+def _only_launches(draft: Draft, node: str) -> bool:
+    return all(draft.attempts[job].state is AttemptState.LAUNCHING for job in draft.on_node(node))
 
 
 def _is_certain(withheld: StuckReservation) -> bool:
@@ -77,7 +82,7 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
         if job.state in TERMINAL and held_s > job.recovery.lease_s + LEASE_MARGIN_S + RELEASE_LATE_S:
             devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in attempt.parts)
             since = f"cancelled {held_s:.0f} s ago; its launch has not ended"
-            if not attempt.launching:
+            if attempt.state is not AttemptState.LAUNCHING:
                 since = f"although its stop was requested {held_s:.0f} s ago"
             leaks.append(Leak(attempt.key, f"the job is {job.state}, and its attempt still holds {devices}, {since}"))
     return leaks

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.core.attempt import attempt_reports, attempt_stops, epoch_guard, suspicion
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.attempts import attempt_of
+from orchestrator.core.controller.attempts import AttemptState, attempt_of
 from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control, Draft, PendingRelease
 from orchestrator.core.controller.messages import Message, Now
@@ -74,10 +74,8 @@ def control_from_log(
         draft.put_record(record)
         if record.attempts and record.job.id in draft.records:
             draft.progress[record.job.id] = progress.progress_of(record, last_metrics.get(record.job.id, {}), now.s)
-        if (attempt := attempt_of(record, now.s)) is not None:
-            draft.add_attempt(
-                replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch), is_fence_checked=False)
-            )
+        if (attempt := attempt_of(record, now.s, AttemptState.ADOPTED)) is not None:
+            draft.add_attempt(replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch)))
     return draft.finish()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from orchestrator.core.attempt import attempt_stops, epoch_guard
 from orchestrator.core.attempt.suspicion import lease_s
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import attempt_of, node_of
+from orchestrator.core.controller.attempts import AttemptState, attempt_of, node_of
 from orchestrator.core.controller.draft import Control, Draft
 from orchestrator.core.controller.messages import Now, Tick
 from orchestrator.core.explanation.explain import impossible_reason
@@ -176,7 +176,7 @@ def _apply(draft: Draft, next_plan: Plan, devices: dict[str, Devices]) -> None:
 
 def _start_attempt(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     record = draft.records[job]
-    attempt = attempt_of(record, draft.now.s, launching=True)
+    attempt = attempt_of(record, draft.now.s, AttemptState.LAUNCHING)
     assert attempt is not None
     draft.paused_until_s.pop(job)
     draft.add_attempt(attempt)

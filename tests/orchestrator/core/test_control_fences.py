@@ -3,6 +3,7 @@
 import pytest
 
 from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.attempts import AttemptState
 from orchestrator.core.controller.commands import Fence
 from orchestrator.core.model import Recovery
 
@@ -63,9 +64,9 @@ def test_the_fence_of_an_attempt_that_counts_is_read_in_a_cluster_that_is_joined
     asked_s = two.s
     assert rejoin(two) == [Fence("j", 1)]
     two.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=asked_s - 1.0))
-    assert not two.control.attempts["j"].is_fence_checked, "that was read before"
+    assert two.control.attempts["j"].state is AttemptState.ADOPTED, "that was read before"
     two.tell(m.FenceAnswered("j", 1, current_epoch=1))
-    assert two.control.attempts["j"].is_fence_checked
+    assert two.control.attempts["j"].state is AttemptState.ACTIVE
 
 
 def test_a_launch_under_way_reads_its_fence_itself(c, w):
@@ -151,7 +152,7 @@ def test_an_answer_from_before_a_fence_was_to_be_lowered_does_not_confirm_that(l
 
 
 def test_the_late_answer_of_a_first_try_confirms_that_a_fence_was_lowered(lowering):
-    first_s = lowering.control.attempts["j"].lowering.requested_s
+    first_s = lowering.control.attempts["j"].fence.sent_s
     lowering.hear_all("a", "b", seconds=4)
     lowering.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=first_s))
     assert fences(lowering.hear_all("a", "b", seconds=60)[1]) == []

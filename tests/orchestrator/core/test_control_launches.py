@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core.attempt.suspicion import waiting_reason
 from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.attempts import AttemptState
 from orchestrator.core.controller.commands import Fence, Launch, RemoveFiles, Stop
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.fleet import leaked_devices
@@ -18,7 +19,7 @@ def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
     c.place(w.job("j", w.want("cpu")))
     c.tell(m.ClusterLeft())
     c.tell(m.Launched("j", 1, step=7))
-    assert not c.control.attempts["j"].launching, "it would be STARTING for ever"
+    assert c.control.attempts["j"].state is AttemptState.ACTIVE, "it would be STARTING for ever"
     assert c.control.records["j"].resumed_step == 7
 
 
@@ -216,10 +217,10 @@ def test_a_fence_of_others_that_is_read_lower_later_still_ended_the_attempt(c, w
     c.tell(m.ClusterJoined())
     c.hear("a", there=["j.1.0"])
     assert c.tell(m.FenceAnswered("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
-    asked_s = c.control.attempts["j"].fence_requested_s
+    asked_s = c.control.attempts["j"].fence
     assert c.tell(m.FenceAnswered("j", 1, current_epoch=1)) == ([], [])
     live = c.control.attempts["j"]
-    assert live.fence_requested_s == asked_s is not None and live.superseded_reason and live.is_fence_checked
+    assert live.fence == asked_s is not None and live.superseded_reason and live.state is AttemptState.SUPERSEDED
 
 
 def test_a_launch_that_takes_long_says_what_it_does(c, w):

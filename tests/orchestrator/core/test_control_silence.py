@@ -60,7 +60,7 @@ def test_a_longer_pause_after_a_lost_node_is_kept_from_the_fence_on(c, w):
     c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, backoff_s=30.0)))
     c.tell(m.ResumeRequested("b"))
     c.hear_all("b", seconds=8)
-    fenced_off_s = c.control.attempts["j"].raised_s
+    fenced_off_s = c.control.attempts["j"].fence.since_s
     c.tell(m.FenceAnswered("j", 2, current_epoch=2))
     c.hear_all("b", seconds=14)
     assert c.state("j") == "RECOVERING"
