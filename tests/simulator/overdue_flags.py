@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from orchestrator.core.attempt.attempt_stops import is_broken
+from orchestrator.core.attempt.stop_modes import is_broken
 from orchestrator.core.controller.attempts import AttemptState, LiveAttempt
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.fleet import leaked_devices

@@ -15,6 +15,7 @@ from orchestrator.core.attempt import (
     attempt_reports,
     attempt_stops,
     epoch_guard,
+    stop_modes,
     suspicion,
     transitions,
 )
@@ -86,7 +87,8 @@ def no_wait_after_the_fence() -> list[Patch]:
 
 def other_parts_lose_their_grace() -> list[Patch]:
     """In a preempted gang, the first node that has stopped causes the others to be cancelled."""
-    return [(attempt_stops, "BROKEN", attempt_stops.BROKEN | {"preempted"})]
+    row = (stop_modes._has_preempted, "cancel")
+    return [(stop_modes, "STOP_MODES", (row, *stop_modes.STOP_MODES))]
 
 
 def submitted_twice() -> list[Patch]:

@@ -6,7 +6,14 @@ Replies are matched to the wrong request, or are lost and not requested again.
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.attempt import attempt_outcome, attempt_reports, attempt_stops, suspicion, transitions
+from orchestrator.core.attempt import (
+    attempt_outcome,
+    attempt_reports,
+    attempt_stops,
+    stop_modes,
+    suspicion,
+    transitions,
+)
 from orchestrator.core.attempt.attempt_states import ATTEMPT, PART
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, PartState
@@ -111,7 +118,7 @@ def user_error_mistaken_for_a_lost_node() -> list[Patch]:
     return [
         (control, "HANDLERS", handlers),
         (attempt_outcome, "_cause_rank", cause_rank),
-        (attempt_stops, "is_user_error", never),
+        (stop_modes, "is_user_error", never),
     ]
 
 

@@ -22,7 +22,6 @@ from orchestrator.core.attempt.attempt_states import (
     AttemptState,
     PartState,
     attempt_state,
-    part_state,
     stop_state,
 )
 from orchestrator.core.attempt.transitions import UNEXPECTED
@@ -160,13 +159,13 @@ class StateWatch:
         if old is not new:
             self._observe(attempt.job, Observation("attempt", old, new, "", type(self._message)), attempt)
         for part, part_after in zip(before.parts, after.parts if after else (), strict=bool(after)):
-            if part is not part_after and (old_part := part_state(part)) is not (new_part := part_state(part_after)):
+            if part is not part_after and (old_part := part.state) is not (new_part := part_after.state):
                 self._observe(attempt.job, Observation("part", old_part, new_part, "", type(self._message)))
         if after and before.stop_requests is not after.stop_requests:
             self._stops_changed(before, after)
 
     def _added(self, attempt: LiveAttempt) -> None:
-        states = {attempt_state(attempt), *map(part_state, attempt.parts), *map(stop_state, [None])}
+        states = {attempt_state(attempt), *(part.state for part in attempt.parts), *map(stop_state, [None])}
         if not states <= {AttemptState.LAUNCHING, *FIRST[PartState], stop_state(None)}:
             self.problems.append((attempt.job, f"begins as {sorted(states)}"))
 

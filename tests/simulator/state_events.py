@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from enum import StrEnum
 
-from orchestrator.core.attempt.attempt_states import AttemptState, PartState, attempt_state, part_state, stop_state
+from orchestrator.core.attempt.attempt_states import AttemptState, PartState, attempt_state, stop_state
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.controller.draft import Control
@@ -43,7 +43,7 @@ def _of_attempt(
             yield job, "stop request", stop_state(request), "failed" if message.error else "answered"
     elif 0 <= message.node_rank < len(attempt.parts):
         event = "reported_ended" if message.ended else "unreadable"
-        yield job, "part", part_state(attempt.parts[message.node_rank]), event
+        yield job, "part", attempt.parts[message.node_rank].state, event
 
 
 def fence_event(control: Control, attempt: LiveAttempt, message: m.FenceAnswered) -> str:
@@ -73,7 +73,7 @@ def _of_heartbeat(control: Control, message: m.Heartbeat) -> Iterator[Arrival]:
         part = attempt.parts[status.node_rank]
         if part.node == message.node:
             is_unreadable = part.unreadable_reason and status.phase != "ended"
-            yield status.job, "part", part_state(part), "unreadable" if is_unreadable else f"reported_{status.phase}"
+            yield status.job, "part", part.state, "unreadable" if is_unreadable else f"reported_{status.phase}"
     if message.attempts is not None and (node.list_requested_s is None or message.requested_s >= node.list_requested_s):
         yield from _of_list(control, message)
 
@@ -84,11 +84,11 @@ def _of_list(control: Control, message: m.Heartbeat) -> Iterator[Arrival]:
         if attempt_state(attempt) is AttemptState.LAUNCHING or message.requested_s < attempt.since_s:
             continue
         for rank, part in enumerate(attempt.parts):
-            if part.node == message.node and part.outcome is None:
+            if part.node == message.node and part.state is not PartState.ENDED:
                 is_listed = message.attempts is not None and attempt.part_key(rank) in message.attempts
                 event = f"listed_{_without_doubt(part).lower()}" if is_listed else "not_listed"
-                yield job, "part", part_state(part), event
+                yield job, "part", part.state, event
 
 
 def _without_doubt(part: AttemptPart) -> PartState:
-    return PartState.UNREADABLE if part.unreadable_reason else PartState(part.phase.upper() or PartState.UNREPORTED)
+    return PartState.UNREADABLE if part.unreadable_reason else part.last_reported

@@ -70,7 +70,7 @@ def _apply_status(draft: Draft, node: str, status: AttemptStatus, heartbeat: Hea
         _handle_untracked(draft, node, status, in_store)  # another attempt with the same number
         return
     part = attempt.parts[status.node_rank]
-    if part.outcome is not None or (status.outcome is None and _is_late(draft, part, status, heartbeat)):
+    if part.state is PartState.ENDED or (status.outcome is None and _is_late(draft, part, status, heartbeat)):
         return
     position = attempt.last_event_at
     for event in status.events if not part.unreadable_reason else ():
@@ -107,7 +107,9 @@ def _is_late(draft: Draft, part: AttemptPart, status: AttemptStatus, heartbeat: 
     """
     listed_s = draft.nodes[part.node].list_requested_s
     is_older = listed_s is not None and heartbeat.requested_s < listed_s
-    return PHASE_ORDER.index(status.phase) < PHASE_ORDER.index(part.phase) or (bool(part.doubt) and is_older)
+    return PHASE_ORDER.index(status.phase) < PHASE_ORDER.index(part.phase) or (
+        part.state is PartState.UNCONFIRMED and is_older
+    )
 
 
 def _apply_rank_event(draft: Draft, attempt: LiveAttempt, node: str, event: RankEvent) -> LiveAttempt:
@@ -137,7 +139,7 @@ def mark_unreadable(draft: Draft, message: PartUnreadable) -> None:
         draft.warn(f"dropped an unreadable message about attempt {message.job}.{message.epoch}: {message.why}")
         return
     part = attempt.parts[message.node_rank]
-    if part.outcome is not None:
+    if part.state is PartState.ENDED:
         return  # its end is recorded already, and final
     if not part.unreadable_reason:
         draft.warn(
@@ -231,7 +233,7 @@ def _apply_list(draft: Draft, node: Node, listed: frozenset[str]) -> None:
         is_launching = attempt.state is AttemptState.LAUNCHING
         if not is_launching and node.list_requested_s is not None and node.list_requested_s >= attempt.since_s:
             for rank, part in enumerate(attempt.parts):
-                if part.node == node.name and part.outcome is None:
+                if part.node == node.name and part.state is not PartState.ENDED:
                     _set_doubt(draft, job, rank, attempt.part_key(rank) in listed)
 
 

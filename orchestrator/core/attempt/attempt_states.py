@@ -1,9 +1,8 @@
 """State machines of an attempt, of its parts and of its stop requests as tables. Pure.
 
-A row is (state, event) -> the next state, and the command that is then sent. The fields of `LiveAttempt`, `AttemptPart`
-and `StopRequest` hold the states; the functions at the end derive them. The simulator and the tests of the controller
-hold every change to the tables: a pair of state and event that is in no table has no effect, and is in IGNORED_* if it
-may come.
+A row is (state, event) -> the next state, and the command that is then sent. transitions.py changes states by these
+rows alone. A pair of state and event that is in no table has no effect, and is in IGNORED_* if it may come. The
+simulator and the tests of the controller see every change, and hold it to the tables.
 
 Events of an attempt: `suspected`, a part may have ended without a message about it (suspicion.py); `recovered`, its
 nodes respond again; `rejoined`, the server has joined its cluster again; `timed_out`, no reply came within TIMERS;
@@ -15,7 +14,6 @@ this server raised, or was raised for a newer attempt; `fence_raised` and `fence
 from enum import StrEnum
 
 from orchestrator.core.controller.attempts import (
-    AttemptPart,
     AttemptState,
     LiveAttempt,
     PartState,
@@ -157,11 +155,6 @@ FIRST = {A: frozenset({A.LAUNCHING, A.ADOPTED}), P: frozenset({P.UNREPORTED}), S
 def attempt_state(attempt: LiveAttempt | None) -> AttemptState:
     """Return the state of an attempt; None is one that is no longer tracked."""
     return A.ENDED if attempt is None else attempt.state
-
-
-def part_state(part: AttemptPart) -> PartState:
-    """Return the state of a part."""
-    return part.state
 
 
 def stop_state(request: StopRequest | None) -> StopState:

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.core.attempt.attempt_outcome import combine, is_user_error, lost_outcome, peak_of, result_of
+from orchestrator.core.attempt.attempt_outcome import combine, lost_outcome, peak_of, result_of
 from orchestrator.core.attempt.attempt_states import TIMERS
+from orchestrator.core.attempt.stop_modes import stop_mode
 from orchestrator.core.attempt.transitions import move, move_part, move_stop
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, StopState
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, PartState, StopState
 from orchestrator.core.controller.commands import Release
 from orchestrator.core.controller.draft import Draft, PendingRelease
 from orchestrator.core.controller.messages import Launched, LaunchFailed, StopAnswered
@@ -104,7 +105,7 @@ def _part_after_failed_launch(draft: Draft, attempt: LiveAttempt, rank: int, mes
 
 def _launch_event(part: AttemptPart, message: LaunchFailed) -> str:
     """Return what a failed launch means for a part; "" if the part has ended, or if its node has reported it."""
-    if part.outcome is not None or (part.phase and part.node in message.maybe_started):
+    if part.state is PartState.ENDED or (part.phase and part.node in message.maybe_started):
         return ""
     return "start_unanswered" if part.node in message.maybe_started else "not_started"
 
@@ -176,39 +177,9 @@ def review(draft: Draft, job: str) -> None:
         return
     if attempt.is_over:
         _conclude(draft, attempt)
-    elif how := _stop_mode(draft, attempt):
-        for node in dict.fromkeys(part.node for part in attempt.parts if part.outcome is None):
+    elif how := stop_mode(attempt, draft.records[job].job.state):
+        for node in dict.fromkeys(part.node for part in attempt.parts if part.state is not PartState.ENDED):
             _request_stop(draft, job, node, how)
-
-
-def _stop_mode(draft: Draft, attempt: LiveAttempt) -> str:
-    """Return how the attempt has to stop, or "". After one part was preempted, the others keep their own grace."""
-    state = draft.records[attempt.job].job.state
-    if state is State.CANCELLED:
-        return "cancel"
-    if attempt.superseded_reason or any(p.doubt or is_broken(p) for p in attempt.parts):
-        return "cancel" if _failed_before_cut_off(attempt) else "fence"
-    preempted = any(p.outcome and p.outcome.state == "preempted" for p in attempt.parts)
-    return "preempt" if state is State.SAVING or preempted else ""
-
-
-BROKEN = frozenset({"failed", "lost", "fenced", "cancelled"})
-
-
-def is_broken(part: AttemptPart) -> bool:
-    """Return True if the attempt can no longer succeed because of this part."""
-    return bool(part.unreadable_reason) or (part.outcome is not None and part.outcome.state in BROKEN)
-
-
-def _failed_before_cut_off(attempt: LiveAttempt) -> bool:
-    """Return True if a part failed by itself, and not because nodes were disconnected.
-
-    The kind of stop request then sent to the nodes also informs a later server, which does not have this state.
-    """
-    if any(part.unreadable_reason or is_user_error(part) for part in attempt.parts):
-        return True
-    failed_s = [part.ended_s for part in attempt.parts if part.outcome and part.outcome.state == "failed"]
-    return bool(failed_s) and not (attempt.cut_off and attempt.cut_off.explains(min(failed_s)))
 
 
 def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:

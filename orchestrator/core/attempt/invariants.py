@@ -7,7 +7,7 @@ simulator (docs/simulator.md).
 from collections.abc import Callable, Iterator
 
 from orchestrator.core.attempt.attempt_states import TIMERS
-from orchestrator.core.attempt.attempt_stops import is_broken
+from orchestrator.core.attempt.stop_modes import is_broken
 from orchestrator.core.attempt.transitions import REPORTED, STOOD
 from orchestrator.core.controller.attempts import UNFENCED, AttemptPart, AttemptState, LiveAttempt, PartState
 from orchestrator.core.controller.draft import Control
@@ -95,8 +95,12 @@ def _of_timers(control: Control, attempt: LiveAttempt, state: AttemptState) -> I
     if not control.is_joined or state not in TIMERS or control.ticked_s < control.joined_s:
         return
     if state in (A.CHECKING, A.FENCING):
-        recovery = control.records[attempt.job].job.recovery
-        if recovery.on_disconnect == "wait" or any(is_broken(part) for part in attempt.parts):
+        record = control.records.get(attempt.job)
+        if (
+            record is None
+            or record.job.recovery.on_disconnect == "wait"
+            or any(is_broken(part) for part in attempt.parts)
+        ):
             return
     sent_s = attempt.fence.sent_s if attempt.fence else attempt.read_s
     if control.ticked_s - sent_s > TIMERS[state]:
@@ -124,6 +128,7 @@ def _of_part(control: Control, attempt: LiveAttempt, rank: int, part: AttemptPar
         return
     if not node.duplicate_of and key in node.untracked:
         yield f"part {rank} counts as an untracked attempt on {part.node}"
-    listed_s = node.list_requested_s if attempt.state is not A.LAUNCHING else None
-    if part.doubt and listed_s is not None and listed_s > attempt.since_s and key in node.listed:
+    is_doubtful = part.state is PartState.UNCONFIRMED and attempt.state is not A.LAUNCHING
+    listed_s = node.list_requested_s if is_doubtful else None
+    if listed_s is not None and listed_s > attempt.since_s and key in node.listed:
         yield f"part {rank} is in doubt, although the newest list of {part.node} has it: {part.doubt}"

@@ -9,9 +9,10 @@ has ended one full lease later, or as soon as its node itself reports that no pr
 from orchestrator.core.attempt import attempt_stops
 from orchestrator.core.attempt.attempt_outcome import lost_outcome
 from orchestrator.core.attempt.attempt_states import ABOVE, CLEAR, LOWERED, OWN, RAISED, TIMERS
-from orchestrator.core.attempt.transitions import move, void_stops
+from orchestrator.core.attempt.stop_modes import is_broken
+from orchestrator.core.attempt.transitions import REPORTED, move, void_stops
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, PartState, StopState
 from orchestrator.core.controller.draft import Control, Draft
 from orchestrator.core.controller.messages import FenceAnswered, Now
 from orchestrator.core.jobs.fold import WORKING
@@ -44,9 +45,7 @@ def _is_healthy(draft: Draft, attempt: LiveAttempt, answering: set[str]) -> bool
         return False
     if draft.records[attempt.job].job.state not in WORKING:
         return False
-    return all(
-        p.node in answering and p.outcome is None and not p.doubt and not p.unreadable_reason for p in attempt.parts
-    )
+    return all(p.node in answering and p.state in REPORTED for p in attempt.parts)
 
 
 def _review(draft: Draft, attempt: LiveAttempt) -> None:
@@ -54,7 +53,7 @@ def _review(draft: Draft, attempt: LiveAttempt) -> None:
     suspects = [
         rank
         for rank, part in enumerate(attempt.parts)
-        if part.outcome is None and _suspect_reason(draft, attempt, part)
+        if part.state is not PartState.ENDED and _suspect_reason(draft, attempt, part)
     ]
     if not suspects:
         _recover(draft, attempt)
@@ -118,16 +117,16 @@ def _is_overdue(attempt: LiveAttempt, now_s: float) -> bool:
 
 def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
     """Return True if the job waits for a disconnected node, as its user requested."""
-    if attempt.superseded_reason or any(attempt_stops.is_broken(part) for part in attempt.parts):
+    if attempt.superseded_reason or any(is_broken(part) for part in attempt.parts):
         return False  # the attempt ends in any case
     job = draft.records[attempt.job].job
-    is_doubtful = any(part.doubt for part in attempt.parts)
+    is_doubtful = any(part.state is PartState.UNCONFIRMED for part in attempt.parts)
     return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not is_doubtful
 
 
 def _recover(draft: Draft, attempt: LiveAttempt) -> None:
     """Let the attempt count again if all nodes respond again and no part was lost or failed."""
-    if any(attempt_stops.is_broken(part) for part in attempt.parts):
+    if any(is_broken(part) for part in attempt.parts):
         return
     draft.attempts[attempt.job] = attempt.end_cut_off(draft.now.s)
     if attempt.state in (A.CHECKING, A.FENCING, A.FENCED):
@@ -207,7 +206,7 @@ def _expired_reason(draft: Draft, attempt: LiveAttempt, rank: int) -> str:
     node, stop = draft.nodes.get(part.node), attempt.stop_requests.get(part.node)
     if draft.now.s > _expires_s(draft, attempt, rank):
         return _suspect_reason(draft, attempt, part)
-    if node is None or stop is None or not stop.is_acknowledged or stop.updated_s < attempt.fenced_s:
+    if node is None or stop is None or stop.state is not StopState.ACKNOWLEDGED or stop.updated_s < attempt.fenced_s:
         return ""
     is_absent = (
         node.list_requested_s is not None
@@ -250,8 +249,8 @@ def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str
         took_s = now.s - attempt.since_s
         message = f"the attempt has been starting for {took_s:.0f} s: it {doing or 'waits for other launches to end'}"
         return message if took_s > LAUNCH_SLOW_S else ""
-    parts = enumerate(attempt.parts)
-    doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _suspect_reason(draft, attempt, p))]
+    open_parts = [(rank, part) for rank, part in enumerate(attempt.parts) if part.state is not PartState.ENDED]
+    doubts = [(rank, why) for rank, part in open_parts if (why := _suspect_reason(draft, attempt, part))]
     if not doubts:
         return ""
     rank, why = doubts[0]
@@ -266,7 +265,7 @@ def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str
 def _end_lost(draft: Draft, attempt: LiveAttempt, rank: int, why: str) -> None:
     """End a part as lost; as a failed launch, which does not count against the job, if it never ran."""
     part, state = attempt.parts[rank], draft.records[attempt.job].job.state
-    never_ran = part.doubt and state is State.STARTING and not part.phase
+    never_ran = part.state is PartState.UNCONFIRMED and state is State.STARTING and not part.phase
     if not never_ran and (node := draft.nodes.get(part.node)) is not None:
         cut_off_since_s = attempt.cut_off.since_s if attempt.cut_off else None
         draft.nodes[node.name] = nodes.record_failure(node, why, draft.now.s, cut_off_since_s)

@@ -126,10 +126,6 @@ class StopRequest:
     updated_s: float
     since_s: float
 
-    @property
-    def is_acknowledged(self) -> bool:
-        return self.state is StopState.ACKNOWLEDGED
-
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
@@ -210,7 +206,7 @@ class LiveAttempt:
 
     @property
     def is_over(self) -> bool:
-        return self.state is not AttemptState.LAUNCHING and all(part.outcome is not None for part in self.parts)
+        return self.state is not AttemptState.LAUNCHING and all(part.state is PartState.ENDED for part in self.parts)
 
     @property
     def raised_fence(self) -> FenceRequest | None:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from orchestrator.core.attempt import transitions
 from orchestrator.core.attempt.attempt_states import (
     ATTEMPT,
     ATTEMPT_MEANING,
@@ -20,9 +21,9 @@ from orchestrator.core.attempt.attempt_states import (
     PartState,
     StopState,
     attempt_state,
-    part_state,
     stop_state,
 )
+from orchestrator.core.attempt.transitions import UNEXPECTED
 from orchestrator.core.controller import messages as m
 from orchestrator.core.model import Recovery
 from tests.simulator.state_changes import MESSAGES, TABLES, explaining_rows, is_explained
@@ -113,7 +114,7 @@ class AttemptStory(Story):
 
 class PartStory(Story):
     def state(self):
-        return part_state(self.c.control.attempts["g"].parts[0])
+        return self.c.control.attempts["g"].parts[0].state
 
     def reach(self, state, event):
         self.place("g", 2)
@@ -212,6 +213,16 @@ def test_a_row_that_is_removed_from_its_table_is_missed(tell, machine, state, ev
     assert [(state, event)] in [explaining_rows(seen, TABLES[machine]) for seen in observed]
     without = {row: after for row, after in TABLES[machine].items() if row != (state, event)}
     assert not all(is_explained(seen, without) for seen in observed)
+
+
+@pytest.mark.parametrize(("machine", "state", "event"), ROWS, ids=map(ids, ROWS))
+def test_the_controller_does_not_work_without_a_row(tell, monkeypatch, machine, state, event):
+    """It ignores the event, which fails this test: the tables say what it does, and not only what it should do."""
+    name = {"attempt": "ATTEMPT", "part": "PART", "stop request": "STOP"}[machine]
+    rows = {row: after for row, after in getattr(transitions, name).items() if row != (state, event)}
+    monkeypatch.setattr(transitions, name, rows)
+    with pytest.raises(AssertionError, match=UNEXPECTED):
+        tell(machine, state, event)
 
 
 @pytest.mark.parametrize(("machine", "state", "event"), IGNORED, ids=map(ids, IGNORED))

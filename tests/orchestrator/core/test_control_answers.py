@@ -1,6 +1,7 @@
 """An answer counts for the command that it answers, and for none that was given later."""
 
 from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.attempts import StopState
 from orchestrator.core.controller.commands import Release, Stop
 
 
@@ -48,4 +49,4 @@ def test_the_error_of_a_try_does_not_undo_the_answer_of_another(c, w):
     c.tell(m.CancelRequested("j"))
     c.tell(m.StopAnswered("a", "j", 1, "cancel"))
     c.tell(m.StopAnswered("a", "j", 1, "cancel", "node a gave no answer within 3 s"))
-    assert c.control.attempts["j"].stop_requests["a"].is_acknowledged
+    assert c.control.attempts["j"].stop_requests["a"].state is StopState.ACKNOWLEDGED
