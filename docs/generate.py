@@ -24,7 +24,7 @@ from orchestrator.cli.terminal.examples import EXAMPLES
 from orchestrator.core.attempt.attempt_states import ATTEMPT, ATTEMPT_MEANING, PART, PART_MEANING, STOP, STOP_MEANING
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.server.app import make_app
-from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.services.service import Service
 from orchestrator.spec.schemas import get_schema
 from workers.options.config import PolyfleetConfig
 from workers.protocol.failure_kinds import FAILURE_KINDS, REACTIONS, FailureKind
@@ -81,7 +81,7 @@ def parameter(p: Any) -> tuple[str, str, str] | None:
 
 
 def rest() -> Iterator[str]:
-    document = make_app(cast(ServiceProtocol, None), "").openapi()
+    document = make_app(cast(Service, None), "").openapi()
     yield from ("# REST", "", MADE, "")
     yield from (
         "On the Unix socket `server.sock` in the home (`http://localhost/…` there), and on a loopback port if the "

@@ -8,6 +8,7 @@ from cluster.errors import PolyfleetError
 from cluster.paths import home
 from orchestrator.server.serve import serve
 from orchestrator.server.server_log import log_to_stderr
+from orchestrator.services.service import Service
 
 
 def main() -> int:
@@ -16,8 +17,6 @@ def main() -> int:
     parser.add_argument("--port", type=int, help="loopback TCP port to listen on, too (0: any free port)")
     arguments = parser.parse_args()
     log_to_stderr()
-    from orchestrator.services.service import Service
-
     try:
         serve(arguments.home.absolute(), arguments.port, Service)
     except PolyfleetError as e:

@@ -13,28 +13,20 @@ from starlette.types import Receive, Scope, Send
 from cluster import paths
 from cluster.version import VERSION
 from orchestrator.home.server_authentication import challenge_response
-from orchestrator.server.batching import Batcher
 from orchestrator.server.guard import Guard
 from orchestrator.server.http import responses
+from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.response_views import add_responses
-from orchestrator.server.http.service_protocol import ServiceProtocol
-from orchestrator.server.routes import (
-    benchmarks,
-    changes,
-    checkpoints,
-    code_archives,
-    data,
-    execs,
-    files,
-    fleet,
-    jobs,
-    schema,
-    server,
-)
+from orchestrator.server.mount import make_router
+from orchestrator.server.routes import benchmarks, checkpoints, code_archives, data, execs, files, jobs
+from orchestrator.services.service import Service
+from orchestrator.verbs import changes, fleet, nodes, schema, server
 
-ROUTERS = tuple(
-    part.router
-    for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema)
+ROUTERS = (
+    *(part.router for part in (jobs, execs, files)),
+    *map(make_router, (server, fleet, nodes, changes)),
+    *(part.router for part in (code_archives, data, checkpoints, benchmarks)),
+    make_router(schema),
 )
 
 
@@ -56,9 +48,9 @@ class GuardedApp(FastAPI):
 
 
 def make_app(
-    service: ServiceProtocol, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
+    service: Service, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
 ) -> FastAPI:
-    """Build the application. `service` implements ServiceProtocol. `POST /v1/shutdown` calls `stop`."""
+    """Build the application. `POST /v1/shutdown` calls `stop`. Without a service, it has only its OpenAPI document."""
     app = GuardedApp(
         token,
         title="Polyfleet",
@@ -68,17 +60,10 @@ def make_app(
         redirect_slashes=False,
         separate_input_output_schemas=False,
     )
-    app.state.service = service
-    app.state.prove = partial(challenge_response, token)
-    app.state.home = home or paths.home()
-    app.state.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     app.state.stopping = threading.Event()
-    app.state.streams = None
-    app.state.works = None
-    app.state.execs = None
-    # A lambda, because the schema is generated without a service.
-    app.state.submissions = Batcher(lambda items: service.submit_each(items))
-    app.state.stop = stop or app.state.stopping.set
+    started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    prove = partial(challenge_response, token)
+    app.state.hub = Hub(service, home or paths.home(), started_at, prove, stop or app.state.stopping.set)
     for router in ROUTERS:
         app.include_router(router)
     responses.install(app)

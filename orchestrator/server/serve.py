@@ -26,7 +26,7 @@ from orchestrator.home.server_record import ServerRecord
 from orchestrator.server.app import make_app
 from orchestrator.server.connection_limits import BACKLOG, MAX_ACCEPTED, make_protocol, raise_file_limit
 from orchestrator.server.http.archive_upload import remove_partial_uploads
-from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.services.service import Service
 
 DRAIN_S = 3
 GC_THRESHOLD = 20_000
@@ -35,7 +35,7 @@ REQUEST_THREADS = 64
 """Requests that wait for the store are written in one transaction, so more of them do not cost more."""
 
 
-def serve(home: Path, port: int | None, make_service: Callable[[Path], ServiceProtocol]) -> None:
+def serve(home: Path, port: int | None, make_service: Callable[[Path], Service]) -> None:
     """Serve until stopped: on the home's Unix socket, and on a TCP port unless `port` is None (0: any free port).
 
     Raises Conflict if this home already has a server, UserError if `port` is in use or the token is invalid.
@@ -61,11 +61,11 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], ServicePr
             service.close()
 
 
-def _run(service: ServiceProtocol, token: str, home: Path, path: Path, listening: list[socket.socket]) -> None:
+def _run(service: Service, token: str, home: Path, path: Path, listening: list[socket.socket]) -> None:
     app = make_app(service, token, home=home, stop=lambda: server.end())
     process = identify(os.getpid())
     port = next((s.getsockname()[1] for s in listening if s.family == socket.AF_INET), 0)
-    record = ServerRecord(process.pid, process.created, port, VERSION, app.state.started_at, str(path))
+    record = ServerRecord(process.pid, process.created, port, VERSION, app.state.hub.started_at, str(path))
     server = _Server(
         server_config(app), on_ready=lambda: server_record.write(home, record), on_ending=app.state.stopping.set
     )

@@ -4,7 +4,7 @@ Methods are synchronous and thread-safe. The only errors that they raise deliber
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ from orchestrator.services.job_views import JobViews
 from orchestrator.services.service_benchmarks import BenchmarkVerbs
 from orchestrator.services.service_checkpoints import CheckpointVerbs
 from orchestrator.services.service_files import FileVerbs
-from orchestrator.services.service_fleet import FleetVerbs
 from orchestrator.services.service_logs import LogVerbs
 from orchestrator.services.submissions import Submission, Submissions, digest
 from orchestrator.services.views import FIELDS, accepted_view, with_one_based_candidates
@@ -72,7 +71,7 @@ class _NotStoredError(Exception):
     """No request with that key is stored."""
 
 
-class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
+class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
     """One per server process. `home` contains the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
@@ -82,11 +81,11 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         inbox = Inbox()
         liveness = Liveness()
         self.agents = Agents(inbox.put, liveness.add_repair)
-        self._checkpoints = CheckpointService(self.agents, RateLimit(copy_bytes_per_s()), self.jobs_table.id_of)
-        self._files = JobFileService(self.agents)
+        self.checkpoint_service = CheckpointService(self.agents, RateLimit(copy_bytes_per_s()), self.jobs_table.id_of)
+        self.job_files = JobFileService(self.agents)
         self.data = DataStore(home / "data")
-        moves = DataMoves(self.agents, self._checkpoints, self.data)
-        launcher = Launcher(self.agents, self.code_archives, self._checkpoints, moves)
+        moves = DataMoves(self.agents, self.checkpoint_service, self.data)
+        launcher = Launcher(self.agents, self.code_archives, self.checkpoint_service, moves)
         log_copies = LogCopies(home / "kept-logs", self.agents)
         self._rates = throughput.RateTable(self.store.benchmarks)
         self._repair = RepairThread(liveness.add_repair) if repair.is_enabled() else None
@@ -96,26 +95,26 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             *served, self._rates.newest, liveness, self._repair, Histories(self.jobs_table).newest
         )
         last_inventory = LastInventory(home / "inventory.json")
-        self._fleet = FleetReadiness(self.runtime, self.agents, last_inventory)
-        self._views = JobViews(self.jobs_table, self.runtime, launcher.activity, last_inventory)
-        parts = (self.jobs_table, self.store, self.code_archives, self.data, self._checkpoints)
-        self._submissions = Submissions(
+        self.readiness = FleetReadiness(self.runtime, self.agents, last_inventory)
+        self.job_views = JobViews(self.jobs_table, self.runtime, launcher.activity, last_inventory)
+        parts = (self.jobs_table, self.store, self.code_archives, self.data, self.checkpoint_service)
+        self.submissions = Submissions(
             *parts,
-            self._fleet.devices,
+            self.readiness.devices,
             self._post_submitted,
             lambda: len(self.runtime.control.records),
             lambda: self.runtime.control.projects,
         )
         rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], liveness.add_repair)
         self._repairs = (self._repair, rejoin) if self._repair else ()
-        self._health_collector = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
-        self._logs = JobLogs(self.agents, log_copies)
-        self._execs = ExecRelay(self.agents)
+        self.health_collector = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
+        self.job_logs = JobLogs(self.agents, log_copies)
+        self.exec_relay = ExecRelay(self.agents)
         verbs = (self.submit, self.cancel, self.code_archives.contents)
-        self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
+        self.benchmark_runs = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
         keep_s = cleanup.keep_jobs_s()
         remove_folders = cleanup.folder_remover(self.agents)
-        in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self._benchmarks.code_archives)
+        in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self.benchmark_runs.code_archives)
         unused = UnusedArchives(self.code_archives, self.agents, *in_use)
 
         def remove_unreferenced() -> None:
@@ -130,7 +129,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             self.jobs_table, self.store, remove_folders, keep_s, self._cancel_damaged, remove_unused_data
         )
         self.runtime.start()
-        self._benchmarks.resume()
+        self.benchmark_runs.resume()
         self._housekeeping.start()
         for thread in self._repairs:
             thread.start()
@@ -139,7 +138,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self._housekeeping.close()
         for thread in self._repairs:
             thread.close()
-        self._benchmarks.close()
+        self.benchmark_runs.close()
         self.runtime.close()
         self.store.close()
 
@@ -156,12 +155,12 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """Submit jobs; return each as accepted, or its error. They are stored durably before this returns. A repeated
         key returns the same result, or Conflict if the body differs.
         """
-        results = self._submissions.submit_each(submissions)
+        results = self.submissions.submit_each(submissions)
         return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
 
     def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
         """Submit specs with their code archives, all or none: {"jobs": [{"id", "name"}], "note"}."""
-        return self._submissions.submit_all(jobs, key)
+        return self.submissions.submit_all(jobs, key)
 
     def _cancel_damaged(self, job: str, why: str) -> None:
         self.runtime.post(CancelRequested(job, f"its history in the job store is damaged: {why}"))
@@ -174,13 +173,13 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self.runtime.post(Submitted(tuple(records)))
 
     def job(self, ref: str) -> dict[str, Any]:
-        return self._views.view(self.jobs_table.find(ref))
+        return self.job_views.view(self.jobs_table.find(ref))
 
     def jobs(self, query: JobsQuery) -> JobsPage:
         """One page of the list, the newest last, and where the next page begins."""
         fields = query.fields or FIELDS
         records, before = self.jobs_table.select(query)
-        return JobsPage([self._views.fields(record, fields) for record in records], before)
+        return JobsPage([self.job_views.fields(record, fields) for record in records], before)
 
     def cancel(self, ref: str) -> dict[str, Any]:
         """Cancel a job; this takes precedence over its next state. A job that has ended is not changed."""
@@ -194,7 +193,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         job = self.jobs_table.find(ref).job
         request = (
             MigrateRequested(job.id, pool=to)
-            if to in self._fleet.pools()
+            if to in self.readiness.pools()
             else MigrateRequested(job.id, kinds=_kinds(to))
         )
         self.runtime.post_and_wait(request)
@@ -204,10 +203,10 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """Explain a job's state. With `changes` of the fleet (syntax: core/explanation/what_if.py) the result is for
         the changed fleet, and `if` contains the effects on other jobs. Raises SpecError for an invalid change.
         """
-        record, fleet = self.jobs_table.find(ref), self._fleet.snapshot()
+        record, fleet = self.jobs_table.find(ref), self.readiness.snapshot()
         explanation = self._what_if(record.job, fleet, changes) if changes else self._explain(record.job, fleet)
         missing = [text for text in (record.missed, record.missed_files) if text]
-        reason = self._views.waiting_reason(record) or record.reason
+        reason = self.job_views.waiting_reason(record) or record.reason
         if explanation["runs"] and record.attempts:
             explanation["runs"]["reason"] = record.attempts[-1].reason
         return {"state": str(record.job.state), "reason": reason, "missed": missing, **explanation}
@@ -216,11 +215,11 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """What the planner would do if `spec` were submitted now. Its folder need not be uploaded: measurements of it
         are looked up by `content_sha`.
         """
-        return self._explain(_new_job(spec, content_sha), self._fleet.snapshot())
+        return self._explain(_new_job(spec, content_sha), self.readiness.snapshot())
 
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
-        job, fleet = _new_job(spec, content_sha), self._fleet.snapshot()
+        job, fleet = _new_job(spec, content_sha), self.readiness.snapshot()
         result: dict[str, Any] = with_one_based_candidates(
             to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s)))
         )
@@ -238,7 +237,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         return plain
 
     def history(self, ref: str) -> list[dict[str, Any]]:
-        return [self._views.event(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
+        return [self.job_views.event(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
 
     def reports(self, ref: str, after: int) -> list[dict[str, Any]]:
         """Metrics that a job reported, oldest first, each with its `seq`."""
@@ -250,7 +249,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """
         self.store.wait(after, timeout_s)
         events, last = self.store.read_with_end(after, MAX_CHANGES)
-        return {"events": [self._views.event(e) for e in events], "last": last}
+        return {"events": [self.job_views.event(e) for e in events], "last": last}
 
     # -- requests with a key
 
@@ -266,6 +265,14 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             return self.store.idempotent(key, digest(request), absent)
         except _NotStoredError:
             return None
+
+    def once(self, key: str, request: Any, call: Callable[[], Any]) -> Any:
+        """Return the result of `call`, which a repeated request gets from the store. If the server stops after the call
+        and before its result is durable, a repeated request calls again. Raises Conflict if the request with this key
+        was another one.
+        """
+        stored = self.store.idempotent(key, digest(request), lambda: StoredResponse({"response": call()}))
+        return stored["response"]
 
     def store_response(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
         """Store the response to this key durably. Without a key, store nothing."""

@@ -13,14 +13,14 @@ from orchestrator.runtime.health.fleet_ready import FleetReadiness
 class CheckpointVerbs:
     """Checkpoint methods of Service."""
 
-    _fleet: FleetReadiness
-    _checkpoints: CheckpointService
+    readiness: FleetReadiness
+    checkpoint_service: CheckpointService
 
     def _stored_checkpoints(self) -> CheckpointService:
         """Raise FleetError if no fleet is running; it names the nodes whose storages have the checkpoints."""
-        nodes = "; ".join(f"pool {pool}: {', '.join(names)}" for pool, names in self._fleet.pools().items())
-        self._fleet.check_served(f"checkpoints are read through its nodes ({nodes})" if nodes else "")
-        return self._checkpoints
+        nodes = "; ".join(f"pool {pool}: {', '.join(names)}" for pool, names in self.readiness.pools().items())
+        self.readiness.check_served(f"checkpoints are read through its nodes ({nodes})" if nodes else "")
+        return self.checkpoint_service
 
     def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
         return self._stored_checkpoints().list(pool, prefix)

@@ -16,36 +16,36 @@ class FileVerbs:
     """File and data methods of Service."""
 
     jobs_table: Jobs
-    _fleet: FleetReadiness
-    _files: JobFileService
+    readiness: FleetReadiness
+    job_files: JobFileService
     data: DataStore
 
     def _find_job(self, ref: str) -> Record:
         """Find a job after waiting for the fleet's nodes: a server that has just started does not know them yet."""
-        self._fleet.wait_until_ready()
+        self.readiness.wait_until_ready()
         return self.jobs_table.find(ref)
 
     def _settled_files(self) -> JobFileService:
-        self._fleet.wait_until_ready()
-        return self._files
+        self.readiness.wait_until_ready()
+        return self.job_files
 
     def files(self, ref: str, path: str, after: str) -> dict[str, Any]:
         """One page of the files below `path` in the job's folder, and their location."""
-        return self._files.page(self._find_job(ref), path, after)
+        return self.job_files.page(self._find_job(ref), path, after)
 
     def file_piece(self, ref: str, folder: FolderRef, path: str, offset: int) -> dict[str, Any]:
-        return self._files.piece(self._find_job(ref), folder, path, offset)
+        return self.job_files.piece(self._find_job(ref), folder, path, offset)
 
     def file_hashes(self, ref: str, folder: FolderRef, path: str, first: int) -> dict[str, Any]:
-        return self._files.hashes(self._find_job(ref), folder, path, first)
+        return self.job_files.hashes(self._find_job(ref), folder, path, first)
 
     def file_destination(self, ref: str, path: str) -> dict[str, Any]:
-        return self._files.destination(self._find_job(ref), path)
+        return self.job_files.destination(self._find_job(ref), path)
 
     def files_put(
         self, ref: str, folder: FolderRef, upload: str, names: list[list[str]], force: bool
     ) -> dict[str, Any]:
-        return {"placed": self._files.put(self._find_job(ref), folder, upload, names, force)}
+        return {"placed": self.job_files.put(self._find_job(ref), folder, upload, names, force)}
 
     def upload_begin(self, node: str, upload: str) -> dict[str, Any]:
         """Begin an upload to a node, or, if `node` is "", to this server: input data of a job."""

@@ -1,9 +1,10 @@
 """Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from cluster.serialization import to_plain
+from cluster.types import Finding
 from orchestrator.core.controller import nodes
 from orchestrator.core.controller.attempts import node_of
 from orchestrator.core.controller.draft import Control
@@ -15,6 +16,7 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.step.placement import devices_of
 from orchestrator.core.timing import NODE_SILENT_S
+from orchestrator.views.fleet import FindingView, NodeView, PoolView
 from orchestrator.views.jobs import ProgressView
 from workers.protocol.messages import ScriptCheckpoint
 
@@ -152,7 +154,7 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> dict[str, Any]:
+def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> NodeView:
     """The view of a node.
 
     `closed`: why it takes no new jobs, or "". `note`: recent use of its devices by others.
@@ -162,12 +164,17 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Allocatio
     view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
                             "note": note if age_s < NOTE_VISIBLE_S else "", "devices": []}  # fmt: skip
     if node.facts is None:
-        return view
+        return cast(NodeView, view)
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
     view["use"] = [{"backend": use.backend, "index": use.index} | use.metrics for use in node.facts.use]
     for device in view["devices"]:
         device["allocated_to"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
-    return view
+    return cast(NodeView, view)
+
+
+def finding_view(node: str, finding: Finding) -> FindingView:
+    """The view of a finding. `node` is empty for one about the fleet."""
+    return cast(FindingView, {"node": node, **to_plain(finding)})
 
 
 def _state(node: Node, control: Control, now_s: float) -> str:
@@ -186,9 +193,7 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     return f"silent for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else "ready"
 
 
-def pool_view(
-    pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Allocations
-) -> dict[str, Any]:
+def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Allocations) -> PoolView:
     """The view of a pool, one line of `polyfleet status`.
 
     `spec`: its PoolSpec as JSON data, {} if not declared.

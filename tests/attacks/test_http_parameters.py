@@ -17,7 +17,6 @@ from response_checks import ResponseChecks
 
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.server.app import make_app
-from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.serve import listener, server_config
 from orchestrator.services.service import Service
 from orchestrator.spec.job_spec import parse_job
@@ -102,7 +101,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
     ]
 
 
-DOCUMENT = make_app(cast(ServiceProtocol, None), "").openapi()
+DOCUMENT = make_app(cast(Service, None), "").openapi()
 
 
 def of_kind(parameter: dict[str, Any]) -> st.SearchStrategy[bytes]:

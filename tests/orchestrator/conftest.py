@@ -27,6 +27,7 @@ from orchestrator.client import client as http
 from orchestrator.home import server_record, unix_socket
 from orchestrator.home.server_record import ServerRecord
 from orchestrator.server.app import make_app
+from orchestrator.server.http.hub import Hub
 from orchestrator.server.serve import listener, server_config
 from orchestrator.services.service import Service
 
@@ -74,6 +75,11 @@ class Live:
         """A reference to a checkpoint in the storage of pool cpu."""
         shutil.copytree(CHECKPOINTS, self.home / "storage" / "cpu" / "digits")
         return "cpu:digits"
+
+    @property
+    def hub(self) -> Hub:
+        """First argument of a verb."""
+        return self.app.state.hub
 
     @property
     def address(self) -> str:

@@ -1,9 +1,12 @@
 """Nodes are taken out of use and back, jobs are moved: by the client, by the command, and refused with words."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.errors import Conflict, NotFound, SpecError, UserError
 from orchestrator.client import client as http
+from orchestrator.verbs import nodes
 
 ON_CPU = {"task": "run", "command": "true", "name": "hello", "resources": {"pool": "cpu"}}
 
@@ -30,7 +33,8 @@ def test_a_drain_outlives_the_server(client, live, wait_for):
     client.node_drain("xla-0")
     live.service.close()
     again = type(live.service)(live.home)
-    wait_for(lambda: {node["node"]: node["state"] for node in again.nodes()}["xla-0"] == "drained")
+    hub = replace(live.hub, service=again)
+    wait_for(lambda: {node["node"]: node["state"] for node in nodes.list_(hub)}["xla-0"] == "drained")
     again.close()
 
 

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from cluster.errors import FleetError, UserError
 from cluster.paths import private_dir
-from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.server.http.hub import Hub
 
 PIECE_BYTES = 1024 * 1024
 INCOMING = ".incoming-"
@@ -24,8 +24,8 @@ def remove_partial_uploads(home: Path) -> None:
 
 async def receive_code_archive(request: Request, sha: str) -> None:
     """Write the request's body to a private file, check its hash and store it. On an error, no file remains."""
-    service: ServiceProtocol = request.app.state.service
-    folder = private_dir(request.app.state.home / "packages")
+    hub: Hub = request.app.state.hub
+    folder = private_dir(hub.home / "packages")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMING, delete=False) as part:
         path = Path(part.name)
         try:
@@ -35,7 +35,7 @@ async def receive_code_archive(request: Request, sha: str) -> None:
                     f"the code archive has the SHA-256 {received[:12]}… instead of {sha[:12]}…, its name",
                     "send it again",
                 )
-            await anyio.to_thread.run_sync(service.store_code_archive, sha, path)
+            await anyio.to_thread.run_sync(hub.service.store_code_archive, sha, path)
         except OSError as e:
             raise FleetError(
                 f"the code archive could not be stored: {e.strerror or e}", f"free disk space under {folder}"

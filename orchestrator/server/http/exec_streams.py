@@ -15,8 +15,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from orchestrator.runtime.jobs.exec_relay import MAX_RELAYS, ExecRequest
-from orchestrator.server.http.service_protocol import Data, ServiceProtocol
-from orchestrator.server.http.streams import Item, StreamLimitExceeded, events
+from orchestrator.server.http.streams import Data, Item, StreamLimitExceeded, events
+from orchestrator.services.service import Service
 
 WAIT_S = 10.0
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class ExecThreads:
     """Threads of one server for commands: each waits for output in one, so that no other request has to wait."""
 
-    def __init__(self, service: ServiceProtocol):
+    def __init__(self, service: Service):
         self.service = service
         self._threads = anyio.CapacityLimiter(3 * MAX_RELAYS)
 
@@ -36,10 +36,7 @@ class ExecThreads:
 
 
 def exec_threads(request: Request) -> ExecThreads:
-    state = request.app.state
-    if state.execs is None:
-        state.execs = ExecThreads(state.service)
-    threads: ExecThreads = state.execs
+    threads: ExecThreads = request.app.state.hub.execs
     return threads
 
 

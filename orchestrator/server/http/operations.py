@@ -16,8 +16,8 @@ import anyio.to_thread
 from fastapi import Request
 
 from cluster.errors import Conflict, FleetError
-from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.http.streams import HEARTBEAT_S
+from orchestrator.services.service import Service
 
 PROGRESS_EVERY_S = 0.2
 MAX_RUNNING = 16
@@ -26,7 +26,7 @@ MAX_WAITING = 16
 STORED_RESULT = "report"
 """Key of a stored response. The job store keeps it, so it does not follow the name of the event."""
 Progress = Callable[[int, int], None]
-Call = Callable[[ServiceProtocol, Progress], Any]
+Call = Callable[[Service, Progress], Any]
 Item = tuple[str, Any]
 
 
@@ -45,7 +45,7 @@ class OperationLimitExceeded(FleetError):
 class LongOperations:
     """Operations of one server, in separate threads. Belongs to one event loop; created at first use in it."""
 
-    def __init__(self, service: ServiceProtocol):
+    def __init__(self, service: Service):
         self.service = service
         self.by_key: dict[str, LongOperation] = {}
         self.count = 0
@@ -106,7 +106,7 @@ class LongOperation:
         with suppress(RuntimeError):  # the server has stopped, and its event loop with it
             self._loop.call_soon_threadsafe(self._finish, item)
 
-    def _result(self, service: ServiceProtocol) -> Any:
+    def _result(self, service: Service) -> Any:
         """Stored result of the key, else result of the call. Of two operations with one key, only one runs it."""
         if not self.key:
             return self._call(service, self._publish_progress)
@@ -141,10 +141,7 @@ class LongOperation:
 
 
 def operations_of(request: Request) -> LongOperations:
-    state = request.app.state
-    if state.works is None:
-        state.works = LongOperations(state.service)
-    operations: LongOperations = state.works
+    operations: LongOperations = request.app.state.hub.operations
     return operations
 
 

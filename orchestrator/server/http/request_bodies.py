@@ -113,13 +113,6 @@ class Input(Body):
     end: bool = Field(default=False, description="this is the end of the input")
 
 
-class DrainBody(Body):
-    now: bool = Field(
-        default=False, description="its attempts save and move at once (default: they may end on the node)"
-    )
-    reason: str = Field(default="", max_length=500)
-
-
 class BenchmarkBody(Body):
     request: Spec = Field(description="what to measure: cases, precisions, levels, pools, kinds, rounds, …")
     code_archive: str = Field(

@@ -21,7 +21,7 @@ from cluster.errors import FleetError, PolyfleetError, SpecError
 from cluster.input.untrusted_files import UnreadableFile, parse_json
 from orchestrator.limits import TooManyRequests
 from orchestrator.server.http.responses import error_body, internal_error, status_of, to_json
-from orchestrator.server.http.service_protocol import Data, ServiceProtocol
+from orchestrator.services.service import Service
 
 HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)
@@ -35,6 +35,7 @@ MAX_STREAMS = 512
 LOG_POLLS_PER_S = 50
 """Total polls of all idle logs per second: with many, each is polled less often than POLL_S."""
 PAGE_BYTES = 1 << 20
+Data = dict[str, Any]
 Item = tuple[str, Any] | None
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class StreamLimitExceeded(FleetError):
 class Streams:
     """State that the streams of one server share. Belongs to one event loop; created at first use in it."""
 
-    def __init__(self, service: ServiceProtocol):
+    def __init__(self, service: Service):
         self.service = service
         self.open = self.logs = 0
         self._threads = anyio.CapacityLimiter(STREAM_THREADS)
@@ -140,10 +141,7 @@ class Streams:
 
 
 def streams(request: Request) -> Streams:
-    state = request.app.state
-    if state.streams is None:
-        state.streams = Streams(state.service)
-    shared: Streams = state.streams
+    shared: Streams = request.app.state.hub.streams
     return shared
 
 
@@ -219,8 +217,8 @@ def cursor_from(text: str) -> dict[str, int]:
 class LogStream:
     """Log of one job from a cursor on, page by page. A job's name is resolved once: later it may mean another job."""
 
-    def __init__(self, request: Request, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
-        self.streams, self.ref, self.rank, self.epoch, self.cursor = streams(request), ref, rank, epoch, cursor
+    def __init__(self, shared: Streams, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
+        self.streams, self.ref, self.rank, self.epoch, self.cursor = shared, ref, rank, epoch, cursor
         self.service = self.streams.service
         self.ended = self.following = False
 
@@ -272,9 +270,9 @@ class LogStream:
         return "log", {"job": self.ref, "lines": lines, "cursor": self.cursor}
 
 
-async def follow_changes(request: Request, after: int) -> AsyncIterator[Item]:
+async def follow_changes(shared: Streams, after: int) -> AsyncIterator[Item]:
     """Yield existing changes page by page, then new ones as they happen."""
-    shared, behind = streams(request), True
+    behind = True
     while True:
         read = shared.call(shared.service.changes, after, 0.0) if behind else shared.next_changes(after, CHANGES_WAIT_S)
         page = await read

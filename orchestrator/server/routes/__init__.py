@@ -4,12 +4,12 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
-from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.services import service
 
 
-async def service_of(request: Request) -> ServiceProtocol:
+async def service_of(request: Request) -> service.Service:
     """The service. A coroutine, because FastAPI would call a function in a thread, which is slower than the rest."""
-    return cast(ServiceProtocol, request.app.state.service)
+    return cast(service.Service, request.app.state.hub.service)
 
 
 async def key_of(
@@ -20,5 +20,5 @@ async def key_of(
     return idempotency_key
 
 
-Service = Annotated[ServiceProtocol, Depends(service_of)]
+Service = Annotated[service.Service, Depends(service_of)]
 Key = Annotated[str, Depends(key_of)]

@@ -9,9 +9,9 @@ from orchestrator.server.http.operations import Progress, stream_operation
 from orchestrator.server.http.request_bodies import MAX_INTEGER, Arrived, CopyBody, ToolBody
 from orchestrator.server.http.response_views import returns, streams_events
 from orchestrator.server.http.responses import json_response
-from orchestrator.server.http.service_protocol import ServiceProtocol
 from orchestrator.server.http.streams import call_slow, events
 from orchestrator.server.routes import Key, Service
+from orchestrator.services import service as services
 from orchestrator.views.checkpoint_results import CopyEvents, ToolEvents
 from orchestrator.views.checkpoints import (
     CheckpointDestination,
@@ -70,7 +70,7 @@ async def copy(body: CopyBody, request: Request, key: Key) -> Response:
     stops the copy.
     """
 
-    def run(service: ServiceProtocol, progress: Progress) -> Any:
+    def run(service: services.Service, progress: Progress) -> Any:
         return service.checkpoint_copy(body.model_dump(), progress)
 
     return events(request, stream_operation(request, key, ["copy", body.model_dump()], run))
@@ -81,7 +81,7 @@ async def copy(body: CopyBody, request: Request, key: Key) -> Response:
 async def tool(verb: str, body: ToolBody, request: Request, key: Key) -> Response:
     """Run a tool (verify, diff, convert, prune, pin, import or export) on a node of the pool. Events as for a copy."""
 
-    def run(service: ServiceProtocol, progress: Progress) -> Any:
+    def run(service: services.Service, progress: Progress) -> Any:
         return service.checkpoint_tool(verb, body.arguments, progress)
 
     return events(

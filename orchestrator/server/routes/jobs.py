@@ -12,7 +12,7 @@ from orchestrator.runtime.jobs.jobs import JobsQuery
 from orchestrator.server.http.request_bodies import MAX_INTEGER, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
 from orchestrator.server.http.response_views import returns, streams_events
 from orchestrator.server.http.responses import json_response
-from orchestrator.server.http.streams import LogStream, cursor_from, events
+from orchestrator.server.http.streams import LogStream, cursor_from, events, streams
 from orchestrator.server.routes import Key, Service
 from orchestrator.services import submissions
 from orchestrator.services.views import FIELDS
@@ -51,7 +51,7 @@ async def submit(body: SubmitBody, service: Service, request: Request, key: Key)
     """
     submission = submissions.Submission(body.spec, body.code_archive, key)
     if submission.is_quick:
-        return json_response(await request.app.state.submissions.submit(submission), 201)
+        return json_response(await request.app.state.hub.submissions.submit(submission), 201)
     return json_response(await anyio.to_thread.run_sync(service.submit, body.spec, body.code_archive, key), 201)
 
 
@@ -165,7 +165,7 @@ async def logs(
     that number of lines. A line that was read before its end has `unfinished`; its rest is another line of the same
     rank and stream, which has `continues`.
     """
-    log = LogStream(request, ref, rank, attempt, cursor_from(cursor))
+    log = LogStream(streams(request), ref, rank, attempt, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
     result = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
     first = lines[0]["attempt"] if tail and len(lines) >= tail else 0  # earlier attempts are not needed
@@ -181,6 +181,6 @@ async def stream_logs(
 
     The first `log` may have no lines. To reconnect to the same log, use its job id and the last cursor.
     """
-    log = LogStream(request, ref, rank, attempt, cursor_from(cursor))
+    log = LogStream(streams(request), ref, rank, attempt, cursor_from(cursor))
     await log.check()
     return events(request, log.follow(tail))

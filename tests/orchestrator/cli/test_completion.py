@@ -17,6 +17,7 @@ from cluster.catalogue import aliases, models, resolve_name, vendors
 from orchestrator.cli.main import app
 from orchestrator.cli.terminal import completion_values
 from orchestrator.spec.resource_syntax import accelerators
+from orchestrator.verbs import fleet, nodes
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")]
 USABLE = [row for row in models().values() if not row.unavailable]
@@ -196,11 +197,11 @@ def asked(polyfleet, typed, **options):
 
 def test_pools_and_nodes_are_those_of_the_running_server(live):
     """On a busy machine it may not answer in time, so each is asked until it does."""
-    pools = sorted(pool["pool"] for pool in live.service.fleet()["pools"])
+    pools = sorted(pool["pool"] for pool in fleet.show(live.hub)["pools"])
     wait_for(lambda: sorted(completion_values.pool("")) == pools)
     wait_for(lambda: sorted(completion_values.pool_prefixes("")) == [f"{pool}:" for pool in pools])
     wait_for(lambda: set(pools) < set(completion_values.kind_or_pool("")))
-    wait_for(lambda: sorted(completion_values.nodes("")) == sorted(node["node"] for node in live.service.nodes()))
+    wait_for(lambda: sorted(completion_values.nodes("")) == sorted(node["node"] for node in nodes.list_(live.hub)))
 
 
 def test_without_a_server_nothing_is_said_and_nothing_started(home, polyfleet, tmp_path):

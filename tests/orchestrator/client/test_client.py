@@ -165,7 +165,7 @@ def test_an_error_keeps_its_class_and_words(client, call, kind, text):
 
 
 def test_a_fault_of_the_server_is_told_as_such(client, live, monkeypatch):
-    monkeypatch.setattr(live.service, "nodes", lambda: {}["absent"])
+    monkeypatch.setattr(live.service.readiness, "wait_until_ready", lambda: {}["absent"])
     with pytest.raises(PolyfleetError, match="the server failed: KeyError: 'absent'"):
         client.nodes()
 

@@ -21,6 +21,7 @@ from orchestrator.client.server_connection import ResponseLost
 from orchestrator.client.transport import BrokenConnection
 from orchestrator.code_archives.code_archive import SCRATCH_PREFIX
 from orchestrator.runtime.jobs.jobs import JobsQuery
+from orchestrator.verbs import fleet
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = [
@@ -161,7 +162,7 @@ def test_a_cancel_that_races_its_submission_wins_or_finds_nothing(live, wait_for
         list(threads.map(race, range(12)))
     views = live.service.jobs(JobsQuery()).rows
     assert [view["state"] for view in views] == ["CANCELLED"] * 12
-    wait_for(lambda: all(pool["free"] == pool["devices"] for pool in live.service.fleet()["pools"]))
+    wait_for(lambda: all(pool["free"] == pool["devices"] for pool in fleet.show(live.hub)["pools"]))
 
 
 @pytest.mark.parametrize("after_s", [0.3, 0.6, 0.7, 0.8, 1.0])
@@ -210,7 +211,7 @@ def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, mo
         assert go_on.wait(120)
         return []
 
-    monkeypatch.setattr(live.service, "doctor", slow)
+    monkeypatch.setattr(live.service.readiness, "wait_until_ready", slow)
     with ThreadPoolExecutor(1) as thread, live.http as client:
         first = thread.submit(lambda: httpx.get(f"{live.url}/v1/doctor", headers=client.headers, trust_env=False))
         assert asked.wait(120)

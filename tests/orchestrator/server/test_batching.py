@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.server.batching import MAX_BATCH, MAX_CALLS, Batcher
+from orchestrator.server.http.batching import MAX_BATCH, MAX_CALLS, Batcher
 
 NEVER_S = 3600.0
 """No call counts as slow: how long a thread takes to start says nothing."""

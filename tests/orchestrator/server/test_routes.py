@@ -90,7 +90,7 @@ def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
     ],
 )
 def test_every_error_has_the_one_shape(live, monkeypatch, method, path, body, status, kind):
-    monkeypatch.setattr(live.service, "doctor", lambda: {}["absent"])
+    monkeypatch.setattr(live.service.health_collector, "findings", lambda: {}["absent"])
     live.ran(RUN)
     with live.http as client:
         headers = {"Content-Type": "application/zip"} if method == "PUT" else {}

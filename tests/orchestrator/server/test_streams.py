@@ -129,8 +129,8 @@ def test_a_client_that_leaves_ends_its_stream(live, running, wait_for):
     with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
         pieces = response.iter_raw()  # kept: an iterator that goes closes its response
         next(pieces)
-        wait_for(lambda: (live.app.state.streams.open, live.app.state.streams.logs) == (1, 1))
-    wait_for(lambda: (live.app.state.streams.open, live.app.state.streams.logs) == (0, 0))
+        wait_for(lambda: (live.app.state.hub.streams.open, live.app.state.hub.streams.logs) == (1, 1))
+    wait_for(lambda: (live.app.state.hub.streams.open, live.app.state.hub.streams.logs) == (0, 0))
 
 
 def test_a_stream_ends_when_the_server_does(live, running):
@@ -277,11 +277,11 @@ def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_rep
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:a", "key"):
         assert slow.begun.acquire(timeout=120)
-    found = live.app.state.works
+    found = live.app.state.hub.operations
     wait_for(lambda: found.by_key["key"].abandoned.is_set())
     with ThreadPoolExecutor(1) as thread:
         again = thread.submit(asked, live, "cpu:a", "key")
-        wait_for(lambda: live.app.state.streams.open == 1)
+        wait_for(lambda: live.app.state.hub.streams.open == 1)
         slow.go_on.set()
         assert again.result(20) == [("result", PRUNED | {"bytes": 1})]
     assert (slow.runs, found.by_key, found.count) == (["cpu:a"], {}, 0)
@@ -292,8 +292,8 @@ def test_an_abandoned_verb_whose_key_is_never_used_again_is_not_kept(live, monke
     with live.http as client, ask(client, "cpu:a", "key"):
         assert slow.begun.acquire(timeout=120)
     slow.go_on.set()
-    wait_for(lambda: live.app.state.works.count == 0)
-    assert live.app.state.works.by_key == {}
+    wait_for(lambda: live.app.state.hub.operations.count == 0)
+    assert live.app.state.hub.operations.by_key == {}
 
 
 def test_a_verb_whose_client_left_before_it_began_never_begins(live, monkeypatch, wait_for):
@@ -302,10 +302,10 @@ def test_a_verb_whose_client_left_before_it_began_never_begins(live, monkeypatch
     with live.http as client, ask(client, "cpu:first", "1"):
         assert slow.begun.acquire(timeout=120)
         with live.http as other, ask(other, "cpu:second", "2"):
-            wait_for(lambda: live.app.state.works.count == 2)
-        wait_for(lambda: live.app.state.works.by_key["2"].abandoned.is_set())
+            wait_for(lambda: live.app.state.hub.operations.count == 2)
+        wait_for(lambda: live.app.state.hub.operations.by_key["2"].abandoned.is_set())
         slow.go_on.set()
-        wait_for(lambda: live.app.state.works.count == 0)
+        wait_for(lambda: live.app.state.hub.operations.count == 0)
     assert slow.runs == ["cpu:first"]
 
 

@@ -54,7 +54,7 @@ def test_a_project_that_the_fleet_does_not_have_is_refused_with_the_nearest(tmp_
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
     service = Service(tmp_path)
     assert service.submit({**RUN, "project": "visoin"}, "", "")["state"] == "PENDING"  # no projects, no quotas
-    monkeypatch.setattr(service._submissions, "_projects", lambda: {"vision"})
+    monkeypatch.setattr(service.submissions, "_projects", lambda: {"vision"})
     with pytest.raises(SpecError, match="the fleet has no project 'visoin'; did you mean 'vision'") as raised:
         service.submit({**RUN, "project": "visoin"}, "", "")
     assert raised.value.field == "project"
@@ -127,7 +127,7 @@ def _all():
 
 
 def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypatch):
-    monkeypatch.setattr(live.service._submissions, "_max_open", 3)
+    monkeypatch.setattr(live.service.submissions, "_max_open", 3)
     live.fleet.hold(live.service)
     with live.http as client:
         for _ in range(3):

@@ -36,7 +36,7 @@ from orchestrator.runtime.benchmarks.job_requests import JobRequest
 from orchestrator.runtime.health.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth
 from orchestrator.server.app import ROUTERS, make_app
 from orchestrator.server.http.response_views import field_descriptions, routes_of, view_of
-from orchestrator.server.http.service_protocol import ServiceProtocol
+from orchestrator.services.service import Service
 from orchestrator.services.views import FIELDS
 from orchestrator.views import (
     benchmark_lines,
@@ -196,7 +196,7 @@ def test_views_have_no_tuples():
 
 
 def test_the_openapi_document_has_a_schema_for_each_response():
-    document = make_app(cast(ServiceProtocol, None), "").openapi()
+    document = make_app(cast(Service, None), "").openapi()
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len(operations) == len(ROUTES)
     for operation in operations:
@@ -209,7 +209,7 @@ def test_the_openapi_document_has_a_schema_for_each_response():
 
 
 def test_the_openapi_document_describes_fields_also_those_that_a_view_inherits():
-    document = make_app(cast(ServiceProtocol, None), "").openapi()
+    document = make_app(cast(Service, None), "").openapi()
     schemas = document["components"]["schemas"]
     assert (
         schemas["JobView"]["properties"]["attempt"]["description"] == "Number of its last attempt, 0 before the first."

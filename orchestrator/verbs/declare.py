@@ -1,0 +1,197 @@
+"""How a verb is declared: `@verb("POST /v1/nodes/{node}/drain")` above a function with typed parameters.
+
+The function is the contract. Its module and name are the action (`nodes.drain`), its parameters are those of the
+request, its return type is the view of the response, and its docstring and `Arg` are the text of the reference.
+"""
+
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import cached_property
+from types import ModuleType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Progress = Callable[[int, int], None]
+"""Callback of a long operation, with the bytes done and the total. It raises FleetError once no client listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """Text and bounds of a parameter. Numbers are finite, at least `min`, and within 64 bits. Bounds of the length are
+    those of a string or a list. `alias` is the name in the request. `in_query`: a parameter of the URL, also of a
+    method that has a JSON body.
+    """
+
+    text: str = ""
+    min: float = 0
+    max: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    alias: str = ""
+    in_query: bool = False
+
+
+class _KeyMark:
+    pass
+
+
+Key = Annotated[str, _KeyMark]
+"""The idempotency key of the request, or "". A verb with this parameter itself responds to repeated requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Where the request came in: `port` is None on the Unix socket."""
+
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The binary body of the request as it arrives. A small one is a parameter of type `bytes` instead."""
+
+    chunks: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A binary response. `headers` are added to it."""
+
+    content: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a list; `before` is the parameter of that name for the next page, None if this is the last."""
+
+    rows: list[T]
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Events(Generic[T]):
+    """A stream of events: pairs of a name and data, or None for "nothing yet". `T` is the view of the events. `after`
+    is called in a thread when the stream has ended for any reason, or could not begin.
+    """
+
+    source: AsyncIterator[tuple[str, Any] | None]
+    after: Callable[[], None] | None = None
+
+
+class Exchange(Enum):
+    """How a verb's request and response travel."""
+
+    PLAIN = auto()
+    """JSON in both directions."""
+    PAGE = auto()
+    """A list whose `Link` header names the next page."""
+    STREAM = auto()
+    """Server-sent events."""
+    OPERATION = auto()
+    """A long operation: events `progress`, then `result` or `error`."""
+    UPLOAD = auto()
+    """The request has a binary body."""
+    DOWNLOAD = auto()
+    """The response has a binary body."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A declared verb. `slow`: it may take minutes, so it runs in separate threads and delays no other request."""
+
+    function: Callable[..., Any]
+    method: str
+    path: str
+    status: int
+    idempotent: bool
+    slow: bool
+
+    @property
+    def noun(self) -> str:
+        return self.function.__module__.rpartition(".")[2]
+
+    @property
+    def name(self) -> str:
+        """The function's name; `list_` is the name `list`, which Python uses itself."""
+        return self.function.__name__.removesuffix("_")
+
+    @property
+    def action(self) -> str:
+        return f"{self.noun}.{self.name}"
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """Types of the parameters, without the first, which is the Hub."""
+        _hub, *parameters = inspect.signature(self.function).parameters
+        hints = get_type_hints(self.function, include_extras=True)
+        return {name: hints[name] for name in parameters}
+
+    @cached_property
+    def result(self) -> Any:
+        """Type of the response; of a page that of its rows, of a stream that of its events."""
+        hint = get_type_hints(self.function)["return"]
+        return get_args(hint)[0] if get_origin(hint) in (Page, Events) else hint
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        returned = get_type_hints(self.function)["return"]
+        if self.parameters_of(Progress):
+            return Exchange.OPERATION
+        if self.parameters_of(bytes) or self.parameters_of(Upload):
+            return Exchange.UPLOAD
+        exchanges = {Page: Exchange.PAGE, Events: Exchange.STREAM, Download: Exchange.DOWNLOAD}
+        return exchanges.get(get_origin(returned) or returned, Exchange.PLAIN)
+
+    def parameters_of(self, hint: Any) -> list[str]:
+        """Names of the parameters of exactly this type."""
+        return [name for name, own in self.hints.items() if own == hint]
+
+    @cached_property
+    def path_names(self) -> list[str]:
+        return re.findall(r"{(\w+)}", self.path)
+
+    @cached_property
+    def takes_key(self) -> bool:
+        """Whether a repeated request with the same idempotency key counts once."""
+        return (not self.idempotent and self.exchange in (Exchange.PLAIN, Exchange.OPERATION)) or bool(
+            self.parameters_of(Key)
+        )
+
+
+_VERBS: dict[Callable[..., Any], Verb] = {}
+
+
+def verb(route: str, *, status: int = 200, idempotent: bool | None = None, slow: bool = False) -> Callable[[F], F]:
+    """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}". `idempotent`: a repeated request
+    needs no key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads.
+    """
+    method, _, path = route.partition(" ")
+    is_idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
+
+    def declare(function: F) -> F:
+        _VERBS[function] = Verb(function, method, path, status, is_idempotent, slow)
+        return function
+
+    return declare
+
+
+def verbs_of(module: ModuleType) -> Iterator[Verb]:
+    """Verbs that a module declares, in its order."""
+    functions = (value for value in vars(module).values() if inspect.isfunction(value))
+    return (_VERBS[function] for function in functions if function in _VERBS and function.__module__ == module.__name__)
+
+
+def verb_of(function: Callable[..., Any]) -> Verb:
+    """The declared verb. Raises KeyError."""
+    return _VERBS[function]

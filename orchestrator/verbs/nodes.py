@@ -1,0 +1,60 @@
+"""Nodes: list them, take one out of use and put it back."""
+
+from typing import Annotated
+
+from orchestrator.core.controller.messages import DrainRequested, RemoveRequested, ResumeRequested
+from orchestrator.core.controller.nodes import allocations
+from orchestrator.runtime.clock import now as time_now
+from orchestrator.server.http.hub import Hub
+from orchestrator.services.service import Service
+from orchestrator.services.views import node_view
+from orchestrator.verbs.declare import Arg, verb
+from orchestrator.views.fleet import NodeStateView, NodeView
+
+Now = Annotated[bool, Arg("its attempts save and move at once (default: they may end on the node)")]
+
+
+@verb("GET /v1/nodes")
+def list_(hub: Hub) -> list[NodeView]:
+    """Every node with its facts, its devices and the jobs to which they are allocated."""
+    return _views(hub.service)
+
+
+@verb("POST /v1/nodes/{node}/drain")
+def drain(
+    hub: Hub, node: str, now: Now = False, reason: Annotated[str, Arg(max_length=500)] = ""
+) -> NodeView | NodeStateView:
+    """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
+    return _after(hub.service, DrainRequested(node, reason, now))
+
+
+@verb("POST /v1/nodes/{node}/resume")
+def resume(hub: Hub, node: str) -> NodeView | NodeStateView:
+    """Place jobs again on a node that was drained or that failed too often."""
+    return _after(hub.service, ResumeRequested(node))
+
+
+@verb("POST /v1/nodes/{node}/remove")
+def remove(hub: Hub, node: str) -> NodeStateView:
+    """Remove a lost node that will not come back."""
+    hub.service.readiness.check_served()
+    hub.service.runtime.post_and_wait(RemoveRequested(node))
+    return {"node": node, "state": "removed"}
+
+
+def _views(service: Service) -> list[NodeView]:
+    """All nodes. Raises FleetError if no fleet is running."""
+    service.readiness.wait_until_ready()
+    if not service.agents.items():
+        service.readiness.check_served()
+    state, at = service.runtime.control, time_now()
+    allocated = allocations(state.records.values())
+    return [node_view(node, state, at.s, allocated) for _, node in sorted(state.nodes.items())]
+
+
+def _after(service: Service, request: DrainRequested | ResumeRequested) -> NodeView | NodeStateView:
+    """Pass a request about a node to the controller; return the node afterwards."""
+    service.readiness.check_served()
+    service.runtime.post_and_wait(request)
+    unknown: NodeStateView = {"node": request.node, "state": "unknown"}
+    return next((view for view in _views(service) if view["node"] == request.node), unknown)
