@@ -83,7 +83,7 @@ def main() -> None:
     known = ceilings()
     now = counts(frozenset(known))
     lines = (
-        f"{json.dumps(word)}: {[min(pair) for pair in zip(known[word], now[word], strict=True)]}" for word in known
+        f" {json.dumps(word)}: {[min(pair) for pair in zip(known[word], now[word], strict=True)]}" for word in known
     )
     CEILINGS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
