@@ -204,6 +204,24 @@ def test_pools_and_nodes_are_those_of_the_running_server(live):
     wait_for(lambda: sorted(completion_values.nodes("")) == sorted(node["node"] for node in nodes.list_(live.hub)))
 
 
+def test_kinds_that_the_catalogue_lacks_are_completed_while_the_fleet_has_them(live):
+    """Slices of cards, and cards that are known by their name or PCI id only. The fleet is a recorded one."""
+    kinds = (
+        "nvidia:H100-80GB-MIG-1g.10gb+me", "nvidia:A100-40GB-MIG-1g.12gb.me", "nvidia:RTX-PRO-6000-MIG-1g.24gb+gfx",
+        "nvidia:RTX-9999-24GB", "nvidia:0x2b99", "amd:gfx1151", "amd:0x1234", "intel:0x56ff", "tpu:0x0f00",
+        "neuron:0x7f64",
+    )  # fmt: skip
+    [device] = live.fleet.agent("cpu-0").facts["devices"]
+    devices = [device | {"backend": kind.partition(":")[0], "kind": kind, "index": 0} for kind in kinds]
+    live.fleet.tell(live.service, "cpu-0", devices=[device, *devices])
+    for kind in kinds:
+        for begun in (kind.partition(":")[0] + ":", kind[:-3], kind):
+            for complete in (completion_values.kinds, completion_values.accelerators, completion_values.kind_or_pool):
+                wait_for(lambda begun=begun, kind=kind, complete=complete: kind in complete(begun), (begun, kind))
+        assert accelerators(kind)
+    assert "cuda:0x2b99" in wait_for(lambda: completion_values.accelerators("cuda:0x"))
+
+
 def test_without_a_server_nothing_is_said_and_nothing_started(home, polyfleet, tmp_path):
     for typed in ("submit --pool ", "logs ", "node drain ", "checkpoint show "):
         assert asked(polyfleet, typed) == []

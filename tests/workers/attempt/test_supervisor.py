@@ -194,6 +194,27 @@ signal.pause()
     assert node.outcome()["state"] == ("succeeded" if says_so else "preempted")
 
 
+@pytest.mark.parametrize("form", ["words", "exec", "line", "script"])
+@pytest.mark.parametrize(
+    ("how", "state"), [("cancel", "cancelled"), ("fence", "fenced"), ("notice", "preempted"), ("shutdown", "preempted")]
+)
+def test_a_command_that_ends_with_zero_within_its_grace_has_not_finished_whoever_asked(
+    node, tmp_path, form, how, state
+):
+    """A notice is for all attempts of the node; at a shutdown the machine asks the supervisor itself."""
+    (tmp_path / "save.sh").write_text("trap 'exit 0' TERM\necho ready\nwhile :; do sleep 0.05; done\n")
+    line = f"sh {tmp_path}/save.sh"
+    (tmp_path / "run.sh").write_text(f"{line}\n")
+    shell = {"exec": f"exec {line}", "line": f"{line}; true", "script": f"bash {tmp_path}/run.sh"}
+    node.start(command=tuple(line.split()) if form == "words" else ("/bin/sh", "-c", shell[form]))
+    node.until_printed("ready")
+    if how == "shutdown":
+        os.kill(node.supervisor_pid(), signal.SIGTERM)
+    else:
+        node.attempts.stop("j", 1, "preempt" if how == "notice" else how)
+    assert node.outcome()["state"] == state
+
+
 def test_a_command_that_had_ended_before_it_was_asked_to_stop_has_succeeded(node):
     """Its supervisor is frozen meanwhile: it is asked before it has learned of the end."""
     node.start(command=("sh", "-c", "mkfifo gate; echo ready; read line < gate"))
