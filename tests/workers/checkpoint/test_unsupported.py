@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 from workers.checkpoint.exchange.importer import import_here
 from workers.errors import CheckpointError
@@ -72,3 +73,30 @@ def test_of_a_folder_of_nothing_that_is_known_the_message_says_what_is_there(tmp
         (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match=r"has nothing that can be imported: labels.txt, model.onnx"):
         import_here(tmp_path, tmp_path / "root")
+
+
+RAY = "TorchTrainer_2026-11-20_08-00-00/checkpoint_2026-11-20_09-30-00.123456"
+"""As Ray Train 2.60 names the folders of a run and of a checkpoint; parts have the names of its callbacks."""
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("level", ["the checkpoint", "the run"])
+@pytest.mark.parametrize("part", ["checkpoint.ckpt", "model.pt", "checkpoint", "sharded"])
+def test_of_a_folder_of_ray_train_the_part_to_name_is_told_and_is_imported_with_its_step(tmp_path, part, level):
+    folder, run = tmp_path / RAY, (tmp_path / RAY).parent
+    folder.mkdir(parents=True)
+    (folder / ".metadata.json").write_text('{"by": "ray"}')
+    (run / "checkpoint_manager_snapshot.json").write_text("{}")
+    (run / "checkpoint_2026-11-20_08-30-00.000001").mkdir()
+    saved(run / "checkpoint_2026-11-20_08-30-00.000001/model.pt", {"model": WEIGHTS, "step": 1})
+    if part == "checkpoint":
+        saved(folder / part / "pytorch_model.bin", WEIGHTS)
+        (folder / part / "trainer_state.json").write_text(json.dumps({"global_step": 7}))
+    elif part == "sharded":
+        torch.distributed.checkpoint.save({"model": WEIGHTS, "step": 7}, checkpoint_id=folder / part)
+    else:
+        saved(folder / part, {"model": WEIGHTS, "global_step": 7})
+    with pytest.raises(CheckpointError) as raised:
+        import_here(folder if level == "the checkpoint" else run, tmp_path / "root")
+    assert raised.value.remedy == f"name the part to import, such as {folder / part}"
+    assert import_here(folder / part, tmp_path / "root")["step"] == 7

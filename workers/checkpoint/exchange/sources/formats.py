@@ -58,9 +58,32 @@ def _format_of_folder(source: Path) -> str:
     if saves := numbered_folders(source):
         raise CheckpointError(f"{source} contains {len(saves)} saves", f"name one of them, such as {saves[-1]}")
     contents = first_names(sorted(path.name for path in source.iterdir())) or "it is empty"
-    raise CheckpointError(
-        f"{source} has nothing that can be imported: {contents}", f"supported formats: {', '.join(FORMATS)}"
-    )
+    part = _importable_part(source)
+    remedy = f"name the part to import, such as {part}" if part else f"supported formats: {', '.join(FORMATS)}"
+    raise CheckpointError(f"{source} has nothing that can be imported: {contents}", remedy)
+
+
+def _importable_part(folder: Path, levels: int = 2) -> Path | None:
+    """Find a file or folder that can be imported, in a folder or below it; the last by name, which is the newest.
+
+    Ray Train's `checkpoint_DATE` folders contain such parts: what the function that reported them has saved.
+    """
+    for path in sorted(folder.iterdir(), reverse=True):
+        if path.is_symlink() or path.name.startswith(".") or not os.access(path, os.R_OK):
+            continue
+        if path.is_file() and path.suffix in SUFFIXES:
+            return path
+        if path.is_dir():
+            if _is_checkpoint_folder(path):
+                return path
+            if levels > 1 and (part := _importable_part(path, levels - 1)):
+                return part
+    return None
+
+
+def _is_checkpoint_folder(folder: Path) -> bool:
+    has_weights = files_of(folder) or any(any(folder.glob(name)) for name in TORCH_WEIGHTS)
+    return bool(has_weights or (folder / ".metadata").is_file() or folder_format(folder))
 
 
 def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
