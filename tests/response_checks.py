@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.server.app import ROUTERS
 from orchestrator.server.http.response_views import WITH_METRICS, routes_of, view_of
-from orchestrator.server.routes import checkpoints, jobs
+from orchestrator.server.routes import checkpoints
 from orchestrator.views.checkpoint_results import TOOL_RESULTS
 from orchestrator.views.jobs import JobView
 from orchestrator.views.values import ErrorBodyView
@@ -21,6 +21,7 @@ from orchestrator.views.values import ErrorBodyView
 JSON, BINARY, EVENTS = "application/json", "application/octet-stream", "text/event-stream"
 STRICT = ConfigDict(extra="forbid", strict=True)
 STATUS = {route.endpoint: route.status_code or 200 for route in routes_of(ROUTERS)}
+(LIST_JOBS,) = (route.endpoint for route in routes_of(ROUTERS) if route.operation_id == "jobs.list")
 MAX_CHECKED_BYTES = 4 << 20
 for view in WITH_METRICS:
     view.__pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[attr-defined]
@@ -121,7 +122,7 @@ class _Response:
     def _selected_fields(self) -> str:
         """The fields of jobs that the request selects; the other keys are absent then."""
         query = parse_qs(self._scope["query_string"].decode())
-        return query["fields"][-1] if self._scope["endpoint"] is jobs.jobs and "fields" in query else ""
+        return query["fields"][-1] if self._scope["endpoint"] is LIST_JOBS and "fields" in query else ""
 
     def _check_part(self, fields: str) -> None:
         names = {"id", *(name.strip() for name in fields.split(","))}

@@ -18,12 +18,13 @@ from orchestrator.server.http import responses
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.response_views import add_responses
 from orchestrator.server.mount import make_router
-from orchestrator.server.routes import benchmarks, checkpoints, code_archives, data, execs, files, jobs
+from orchestrator.server.routes import benchmarks, checkpoints, code_archives, data, files
 from orchestrator.services.service import Service
-from orchestrator.verbs import changes, fleet, nodes, schema, server
+from orchestrator.verbs import changes, execs, fleet, jobs, nodes, schema, server
 
 ROUTERS = (
-    *(part.router for part in (jobs, execs, files)),
+    *map(make_router, (jobs, execs)),
+    files.router,
     *map(make_router, (server, fleet, nodes, changes)),
     *(part.router for part in (code_archives, data, checkpoints, benchmarks)),
     make_router(schema),

@@ -3,21 +3,13 @@
 Methods are synchronous and thread-safe. The only errors that they raise deliberately are PolyfleetErrors.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import SpecError, UserError
-from cluster.serialization import to_plain
-from orchestrator.core.controller.messages import CancelRequested, MigrateRequested, Submitted
-from orchestrator.core.explanation.explain import Explanation, explain
-from orchestrator.core.explanation.offer import growth, offers
-from orchestrator.core.explanation.what_if import what_if
+from orchestrator.core.controller.messages import CancelRequested, Submitted
 from orchestrator.core.jobs.fold import Record
-from orchestrator.core.model import Job
 from orchestrator.core.states import TERMINAL
-from orchestrator.core.throughput import with_code
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.benchmarks import throughput
 from orchestrator.runtime.benchmarks.benchmarks import Benchmarks
@@ -41,37 +33,27 @@ from orchestrator.runtime.jobs.cleanup import Housekeeping
 from orchestrator.runtime.jobs.exec_relay import ExecRelay
 from orchestrator.runtime.jobs.files_limit import FilesLimit, keep_files_bytes
 from orchestrator.runtime.jobs.histories import Histories
-from orchestrator.runtime.jobs.jobs import Jobs, JobsPage, JobsQuery
+from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.runtime.jobs.log_copies import LogCopies
 from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.runtime.jobs.logs import JobLogs
+from orchestrator.services.explanations import Explanations
 from orchestrator.services.job_views import JobViews
 from orchestrator.services.service_benchmarks import BenchmarkVerbs
 from orchestrator.services.service_checkpoints import CheckpointVerbs
 from orchestrator.services.service_files import FileVerbs
-from orchestrator.services.service_logs import LogVerbs
-from orchestrator.services.submissions import Submission, Submissions, digest
-from orchestrator.services.views import FIELDS, accepted_view, with_one_based_candidates
-from orchestrator.spec.job_spec import parse_job
-from orchestrator.spec.resource_syntax import accelerators
+from orchestrator.services.submissions import Submissions, digest
 from orchestrator.store.events.database_setting import open_store
 from orchestrator.store.events.idempotency import StoredResponse
 
 MAX_CHANGES = 1000
 
 
-def _kinds(text: str) -> tuple[str, ...]:
-    try:
-        return accelerators(text)[0].kinds
-    except UserError as e:
-        raise SpecError("to", e.message, e.remedy) from None
-
-
 class _NotStoredError(Exception):
     """No request with that key is stored."""
 
 
-class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
+class Service(FileVerbs, CheckpointVerbs, BenchmarkVerbs):
     """One per server process. `home` contains the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
@@ -97,6 +79,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
         last_inventory = LastInventory(home / "inventory.json")
         self.readiness = FleetReadiness(self.runtime, self.agents, last_inventory)
         self.job_views = JobViews(self.jobs_table, self.runtime, launcher.activity, last_inventory)
+        self.explanations = Explanations(self.jobs_table, self.runtime, self.readiness, self.job_views)
         parts = (self.jobs_table, self.store, self.code_archives, self.data, self.checkpoint_service)
         self.submissions = Submissions(
             *parts,
@@ -110,8 +93,8 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
         self.health_collector = HealthCollector(self.store, self.agents, self.runtime, self._repairs)
         self.job_logs = JobLogs(self.agents, log_copies)
         self.exec_relay = ExecRelay(self.agents)
-        verbs = (self.submit, self.cancel, self.code_archives.contents)
-        self.benchmark_runs = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
+        actions = (self.submissions.submit, self.cancel, self.code_archives.contents)
+        self.benchmark_runs = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *actions)
         keep_s = cleanup.keep_jobs_s()
         remove_folders = cleanup.folder_remover(self.agents)
         in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self.benchmark_runs.code_archives)
@@ -144,24 +127,6 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
 
     # -- jobs
 
-    def submit(self, spec: dict[str, Any], code_archive: str, key: str) -> dict[str, Any]:
-        """Submit one job like `submit_each`; raises its error."""
-        (result,) = self.submit_each([Submission(spec, code_archive, key)])
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def submit_each(self, submissions: Sequence[Submission]) -> list[dict[str, Any] | Exception]:
-        """Submit jobs; return each as accepted, or its error. They are stored durably before this returns. A repeated
-        key returns the same result, or Conflict if the body differs.
-        """
-        results = self.submissions.submit_each(submissions)
-        return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
-
-    def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
-        """Submit specs with their code archives, all or none: {"jobs": [{"id", "name"}], "note"}."""
-        return self.submissions.submit_all(jobs, key)
-
     def _cancel_damaged(self, job: str, why: str) -> None:
         self.runtime.post(CancelRequested(job, f"its history in the job store is damaged: {why}"))
 
@@ -172,76 +137,21 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
         """Pass new jobs to the controller, before any client can see them and send requests about them."""
         self.runtime.post(Submitted(tuple(records)))
 
-    def job(self, ref: str) -> dict[str, Any]:
-        return self.job_views.view(self.jobs_table.find(ref))
-
-    def jobs(self, query: JobsQuery) -> JobsPage:
-        """One page of the list, the newest last, and where the next page begins."""
-        fields = query.fields or FIELDS
-        records, before = self.jobs_table.select(query)
-        return JobsPage([self.job_views.fields(record, fields) for record in records], before)
-
-    def cancel(self, ref: str) -> dict[str, Any]:
-        """Cancel a job; this takes precedence over its next state. A job that has ended is not changed."""
+    def find_run_job(self, ref: str) -> Record:
+        """Find a job; if it has run, wait first until the fleet's nodes have reported. Raises NotFound."""
         record = self.jobs_table.find(ref)
-        if record.job.state not in TERMINAL:
-            self.runtime.post_and_wait(CancelRequested(record.job.id))
-        return self.job(record.job.id)
+        if record.attempts:
+            self.readiness.wait_until_ready()
+        return record
 
-    def migrate(self, ref: str, to: str) -> dict[str, Any]:
-        """Move a job. `to` is a pool of the fleet, else a kind or back end. Refused while no devices are free there."""
+    def cancel(self, ref: str) -> str:
+        """Cancel a job and return its id. This takes precedence over its next state. A job that has ended is not
+        changed.
+        """
         job = self.jobs_table.find(ref).job
-        request = (
-            MigrateRequested(job.id, pool=to)
-            if to in self.readiness.pools()
-            else MigrateRequested(job.id, kinds=_kinds(to))
-        )
-        self.runtime.post_and_wait(request)
-        return self.job(job.id)
-
-    def explain(self, ref: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-        """Explain a job's state. With `changes` of the fleet (syntax: core/explanation/what_if.py) the result is for
-        the changed fleet, and `if` contains the effects on other jobs. Raises SpecError for an invalid change.
-        """
-        record, fleet = self.jobs_table.find(ref), self.readiness.snapshot()
-        explanation = self._what_if(record.job, fleet, changes) if changes else self._explain(record.job, fleet)
-        missing = [text for text in (record.missed, record.missed_files) if text]
-        reason = self.job_views.waiting_reason(record) or record.reason
-        if explanation["runs"] and record.attempts:
-            explanation["runs"]["reason"] = record.attempts[-1].reason
-        return {"state": str(record.job.state), "reason": reason, "missed": missing, **explanation}
-
-    def plan(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
-        """What the planner would do if `spec` were submitted now. Its folder need not be uploaded: measurements of it
-        are looked up by `content_sha`.
-        """
-        return self._explain(_new_job(spec, content_sha), self.readiness.snapshot())
-
-    def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
-        """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
-        job, fleet = _new_job(spec, content_sha), self.readiness.snapshot()
-        result: dict[str, Any] = with_one_based_candidates(
-            to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s)))
-        )
-        return result
-
-    def _what_if(self, job: Job, fleet: Any, changes: Sequence[str]) -> dict[str, Any]:
-        running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in fleet.running}
-        outcome = what_if(job, fleet, changes, running)
-        effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
-        return {**with_one_based_candidates(to_plain(outcome.explanation)), "if": effects}
-
-    def _explain(self, job: Job, fleet: Any) -> dict[str, Any]:
-        explanation: Explanation = explain(job, fleet)
-        plain: dict[str, Any] = with_one_based_candidates(to_plain(explanation))
-        return plain
-
-    def history(self, ref: str) -> list[dict[str, Any]]:
-        return [self.job_views.event(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
-
-    def reports(self, ref: str, after: int) -> list[dict[str, Any]]:
-        """Metrics that a job reported, oldest first, each with its `seq`."""
-        return self.store.reports(self.jobs_table.find(ref).job.id, after)
+        if job.state not in TERMINAL:
+            self.runtime.post_and_wait(CancelRequested(job.id))
+        return job.id
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
         """Events after number `after`, as soon as there are any, else an empty list after `timeout_s`. Continue with
@@ -285,7 +195,3 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, BenchmarkVerbs):
 
     def has_code_archive(self, sha: str) -> bool:
         return self.code_archives.is_stored(sha)
-
-
-def _new_job(spec: dict[str, Any], content_sha: str) -> Job:
-    return with_code(parse_job(spec).to_job("new", time.time()), "", content_sha)

@@ -21,7 +21,7 @@ from orchestrator.runtime.controller.secrets import resolve_secrets
 from orchestrator.runtime.files.code_archives import ServerCodeArchives
 from orchestrator.runtime.files.data_store import DataStore, not_uploaded
 from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
-from orchestrator.services.views import acknowledged
+from orchestrator.services.views import accepted_view, acknowledged
 from orchestrator.spec import entry_check
 from orchestrator.spec.checkpoint_address import is_local_path
 from orchestrator.spec.job_spec import JobSpec, parse_job
@@ -89,14 +89,24 @@ class Submissions:
         self._max_open = max_waiting_jobs()
         self._waiting, self._counted_s = 0, float("-inf")
 
+    def submit(self, spec: Data, code_archive: str = "", key: str = "") -> Data:
+        """Submit one job like `submit_each`; raises its error."""
+        (result,) = self.submit_each([Submission(spec, code_archive, key)])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
     def submit_each(self, submissions: Sequence[Submission]) -> list[Data | Exception]:
-        """Submit independent jobs. Return for each the result of `acknowledged`, or its error."""
-        return self._process(
+        """Submit independent jobs; return the view of each, or its error. They are stored durably before this returns.
+        A repeated key returns the same result, or Conflict if the body differs.
+        """
+        results = self._process(
             [
                 (submission.key, [submission.spec, submission.code_archive], partial(self._accept_one, submission))
                 for submission in submissions
             ]
         )
+        return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
 
     def submit_all(self, jobs: list[tuple[Data, str]], key: str) -> Data:
         """Submit (spec, code archive) pairs together; return {"jobs": [{"id", "name"}], "note"}.

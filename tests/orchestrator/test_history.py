@@ -8,7 +8,7 @@ import sqlalchemy
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import TERMINAL
-from orchestrator.runtime.jobs.jobs import JobsQuery
+from orchestrator.verbs import jobs
 
 ENDED = 5000
 RUN = {"task": "run", "command": "true", "name": "hello"}
@@ -47,8 +47,8 @@ def end_many(store, count):
     """Jobs that were submitted and cancelled, each with a report."""
     for first in range(0, count, 250):
         names = [f"old-{number:05}" for number in range(first, first + 250)]
-        jobs = [submitted(Job(name, "old", "run", (Candidate(("cpu",)),)), {"command": "x"}, 1.0) for name in names]
-        store.append([*jobs, *(Event(name, "cancelled", 0, 2.0, {"reason": "asked"}) for name in names)], strict=True)
+        events = [submitted(Job(name, "old", "run", (Candidate(("cpu",)),)), {"command": "x"}, 1.0) for name in names]
+        store.append([*events, *(Event(name, "cancelled", 0, 2.0, {"reason": "asked"}) for name in names)], strict=True)
         for name in names:
             store.report(name, 1, 1, 1.0, {"loss": 0.5})
 
@@ -56,7 +56,7 @@ def end_many(store, count):
 def one_life(live, wait_for):
     """A job from its submission to its end, with all turns that the controller needs for it."""
     with asked(live.service.store) as found:
-        job = live.service.submit(RUN, "", "")["id"]
+        job = live.service.submissions.submit(RUN)["id"]
         record = live.service.jobs_table.get
         wait_for(lambda: record(job).job.state in TERMINAL and record(job).live_attempt is None)
     return found
@@ -64,7 +64,7 @@ def one_life(live, wait_for):
 
 def one_page(live, before=None):
     with asked(live.service.store) as found:
-        assert live.service.jobs(JobsQuery(limit=20, before=before)).rows
+        assert jobs.list_(live.hub, limit=20, before=before).rows
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.errors import Conflict, NotFound, SpecError, UserError
 from orchestrator.client import client as http
-from orchestrator.verbs import nodes
+from orchestrator.verbs import jobs, nodes
 
 ON_CPU = {"task": "run", "command": "true", "name": "hello", "resources": {"pool": "cpu"}}
 
@@ -70,13 +70,14 @@ def test_the_command_says_what_became_of_a_node(here, live):
 
 
 def test_the_command_moves_a_running_job(here, live, talking, wait_for):
-    job = live.service.submit({**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}}, "", "")["id"]
-    wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
+    spec = {**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}}
+    job = live.service.submissions.submit(spec)["id"]
+    wait_for(lambda: jobs.show(live.hub, job)["state"] == "RUNNING")
     done = here("migrate", job, "--to", "ipex")
     assert (done.returncode, done.stderr.startswith(f"{job}: after a move it starts from the beginning")) == (0, True)
     told, _, state = done.stdout.rstrip("\n").partition(": ")
     assert told == job and state in ("SAVING", "RECOVERING", "STARTING", "RUNNING")
-    wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "ipex")
+    wait_for(lambda: (view := jobs.show(live.hub, job))["state"] == "RUNNING" and view["pool"] == "ipex")
     refused = here("migrate", job, "--to", "ipex")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert f"\nerror: job {job} already runs on " in refused.stderr

@@ -29,7 +29,7 @@ RETRY_S = 1.0
 POLL_S = 0.1
 Data = dict[str, Any]
 Submit = Callable[[Data, str, str], Data]
-Cancel = Callable[[str], Data]
+Cancel = Callable[[str], object]
 T = TypeVar("T")
 R = TypeVar("R")
 

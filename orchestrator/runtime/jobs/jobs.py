@@ -45,7 +45,7 @@ class StoreUnavailable(FleetError):
 class JobsQuery:
     """A request for a page. `before`: cursor of the previous page. `since_s`: seconds since the epoch.
 
-    Empty `states`, `name` and `since_s` select all jobs; empty `fields` selects all fields.
+    Empty `states`, `name` and `since_s` select all jobs.
     """
 
     states: tuple[str, ...] = ()
@@ -53,15 +53,6 @@ class JobsQuery:
     since_s: float = 0.0
     before: int | None = None
     limit: int = 100
-    fields: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class JobsPage:
-    """A page of views, newest last. `before`: cursor for the next page, None if this is the last."""
-
-    rows: list[dict[str, Any]]
-    before: int | None = None
 
 
 class Jobs:

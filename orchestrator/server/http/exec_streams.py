@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
-from fastapi import Request
-from fastapi.responses import StreamingResponse
 
-from orchestrator.runtime.jobs.exec_relay import MAX_RELAYS, ExecRequest
-from orchestrator.server.http.streams import Data, Item, StreamLimitExceeded, events
+from orchestrator.runtime.jobs.exec_relay import MAX_RELAYS
+from orchestrator.server.http.streams import Item
 from orchestrator.services.service import Service
+from orchestrator.views.logs import ExecStarted
 
 WAIT_S = 10.0
 T = TypeVar("T")
@@ -35,33 +34,14 @@ class ExecThreads:
         )
 
 
-def exec_threads(request: Request) -> ExecThreads:
-    threads: ExecThreads = request.app.state.hub.execs
-    return threads
-
-
-async def run(request: Request, ref: str, command: ExecRequest) -> StreamingResponse:
-    """Run a command. Events: `started` {exec, job, attempt, rank, node}, then `output` {stream, data in base64} as it
-    arrives, then `end` {code, reason}.
-
-    If the command cannot be started, raises the service's error before the stream begins, so that the HTTP status can
-    still be set.
+async def follow_command(shared: ExecThreads, started: ExecStarted) -> AsyncIterator[Item]:
+    """Yield the events of a command: `started`, then `output` {stream, data in base64} as it arrives, then `end` {code,
+    reason}.
     """
-    shared = exec_threads(request)
-    started = await shared.call(shared.service.exec_start, ref, command)
-    close = partial(shared.service.exec_close, started["exec"])
-    try:
-        return events(request, _output(shared, started), after=close)
-    except StreamLimitExceeded:
-        await shared.call(close)
-        raise
-
-
-async def _output(shared: ExecThreads, started: Data) -> AsyncIterator[Item]:
     yield "started", started
     exec_id, cursor = started["exec"], 0
     while True:
-        reply = await shared.call(shared.service.exec_read, exec_id, cursor, WAIT_S)
+        reply = await shared.call(shared.service.exec_relay.read, exec_id, cursor, WAIT_S)
         cursor = reply["next"]
         for stream, data in reply["pieces"]:
             yield "output", {"stream": stream, "data": base64.b64encode(data).decode()}

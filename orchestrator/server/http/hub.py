@@ -1,6 +1,6 @@
 """What the routes of one server share: the service, its streams and operations, and facts of the process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,4 @@ class Hub:
 
     @cached_property
     def submissions(self) -> Batcher[Submission, dict[str, Any]]:
-        def submit(items: Sequence[Submission]) -> list[dict[str, Any] | Exception]:
-            return self.service.submit_each(items)
-
-        return Batcher(submit)
+        return Batcher(self.service.submissions.submit_each)

@@ -6,11 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from orchestrator.limits import MAX_BULK_JOBS
-
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
-MAX_COMMAND_BYTES = 32 << 10
 MAX_INTEGER = 2**63 - 1
 """Largest integer of a parameter: that of databases."""
 
@@ -49,68 +46,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SubmitBody(Body):
+class BulkJob(Body):
+    """A job of a bulk submission."""
+
     spec: Spec
     code_archive: str = Field(
         default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded code archive, or empty"
     )
-
-
-class NewJob(Body):
-    """A job to plan or offer, which is not submitted."""
-
-    spec: Spec
-    content_sha: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of the folder's content, or empty"
-    )
-
-
-class BulkSubmitBody(Body):
-    jobs: list[SubmitBody] = Field(
-        min_length=1, max_length=MAX_BULK_JOBS, description="jobs, each as for `POST /v1/jobs`"
-    )
-
-
-class MigrateBody(Body):
-    to: str = Field(min_length=1, max_length=200, description="a pool, a kind such as `tpu:v5e`, or a back end")
-
-
-def _arguments(arguments: list[str]) -> list[str]:
-    """Check the arguments of a command. Raises ValueError."""
-    if any("\0" in argument for argument in arguments):
-        raise ValueError("an argument contains a NUL byte")
-    if arguments and not arguments[0]:
-        raise ValueError("the program's name is empty")
-    if sum(len(argument.encode()) + 1 for argument in arguments) > MAX_COMMAND_BYTES:
-        raise ValueError(f"longer than {MAX_COMMAND_BYTES} bytes")
-    return arguments
-
-
-Rows = Annotated[int, Field(ge=1, le=10_000)]
-
-
-class Size(Body):
-    rows: Rows = 24
-    columns: Rows = 80
-
-
-class Command(Size):
-    command: Annotated[list[str], AfterValidator(_arguments)] = Field(
-        max_length=4096, description="a program and its arguments, at most 32 KiB (empty: a shell)"
-    )
-    rank: int = Field(default=0, ge=0, le=MAX_INTEGER, description="rank beside which the command runs")
-    terminal: bool = Field(default=False, description="run it in a terminal of `rows` and `columns`")
-    input: bool = Field(default=False, description="it has standard input, sent with `/input`")
-    term: str = Field(default="", pattern="^[A-Za-z0-9._+-]{0,64}$", description="TERM of the terminal")
-    by: str = Field(default="", max_length=200, description="name of the user for the server's log; not checked")
-
-
-class Input(Body):
-    data: str = Field(max_length=900_000, description="base64")
-    offset: int = Field(
-        ge=0, le=MAX_INTEGER, description="bytes of input before `data`; bytes that were already accepted are skipped"
-    )
-    end: bool = Field(default=False, description="this is the end of the input")
 
 
 class BenchmarkBody(Body):

@@ -224,24 +224,26 @@ class LogStream:
 
     async def check(self) -> None:
         """Raise NotFound before the stream begins: afterwards the HTTP status is sent and cannot be changed."""
-        self.ref = (await self.streams.call(self.service.job, self.ref, page=True))["id"]
+        self.ref = (await self.streams.call(self.service.jobs_table.find, self.ref, page=True)).job.id
 
     async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
-        return await self._lines(self.service.logs, self.cursor, limit_bytes)
+        return await self._lines(self.service.job_logs.read, self.cursor, limit_bytes)
 
     async def tail(self, count: int) -> list[Data]:
         """The last `count` lines that exist now. Moves the cursor behind them."""
-        return await self._lines(self.service.logs_tail, count)
+        return await self._lines(self.service.job_logs.tail, count)
 
     async def away(self, first: int = 0) -> list[str]:
         """Reasons why lines of attempts, from number `first` on, are missing: their nodes did not respond."""
-        return list(await self.streams.call(self.service.logs_away, self.ref, self.rank, self.epoch, first))
+        return await self.streams.call(self._read, self.service.job_logs.unread_notes, first)
 
     async def _lines(self, method: Callable[..., Data], *arguments: Any) -> list[Data]:
-        query = (self.ref, self.rank, self.epoch, *arguments)
-        reply = await self.streams.call(method, *query, page=not self.following)
+        reply = await self.streams.call(self._read, method, *arguments, page=not self.following)
         self.ref, self.cursor, self.ended = reply["job"], reply["cursor"], reply["ended"]
         return list(reply["lines"])
+
+    def _read(self, method: Callable[..., T], *arguments: Any) -> T:
+        return method(self.service.find_run_job(self.ref), self.rank, self.epoch, *arguments)
 
     async def follow(self, tail: int | None) -> AsyncIterator[Item]:
         self.streams.logs += 1
@@ -261,7 +263,8 @@ class LogStream:
             wait_s = POLL_S[0] if lines else min(wait_s * 1.3, POLL_S[1])
             yield self._log(lines) if lines else None
             if self.ended and not lines:
-                yield "end", {"state": (await self.streams.call(self.service.job, self.ref))["state"]}
+                record = await self.streams.call(self.service.jobs_table.find, self.ref)
+                yield "end", {"state": str(record.job.state)}
                 return
             if not lines:
                 await anyio.sleep(max(wait_s, self.streams.logs / LOG_POLLS_PER_S))

@@ -62,7 +62,7 @@ def test_what_nobody_foresaw_is_one_line_and_a_log_with_the_traceback(here, live
 
 
 def test_a_fault_of_the_server_is_told_as_such(here, live, monkeypatch):
-    monkeypatch.setattr(live.service, "jobs", lambda wanted: {}[0])
+    monkeypatch.setattr(live.service.jobs_table, "page", lambda *_: {}[0])
     done = here("jobs")
     assert done.returncode == 1
     assert done.stderr.startswith("error: the server failed: KeyError: 0\n")

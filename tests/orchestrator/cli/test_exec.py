@@ -14,6 +14,7 @@ from cluster.errors import NotFound
 from orchestrator.cli.jobs.execs import EscapeFilter
 from orchestrator.client import client as http
 from orchestrator.runtime.jobs.exec_relay import ExecRequest
+from orchestrator.verbs import jobs
 
 
 @pytest.fixture
@@ -131,18 +132,19 @@ def test_it_ends_with_the_attempt_whatever_it_does_to_its_environment(start, job
 
 
 def test_input_given_twice_counts_once_and_output_that_was_lost_is_given_again(live, job):
-    known = live.service.exec_start(job, ExecRequest(("cat",), takes_input=True))["exec"]
+    relay = live.service.exec_relay
+    known = relay.start(live.service.find_run_job(job), ExecRequest(("cat",), takes_input=True))["exec"]
     for _ in range(2):
-        assert live.service.exec_write(known, 0, b"abc", False) == {"taken": 3, "closed": False}
-    first = live.service.exec_read(known, 0, 20.0)
+        assert relay.write(known, 0, b"abc", False) == {"taken": 3, "closed": False}
+    first = relay.read(known, 0, 20.0)
     assert (first["pieces"], first["next"]) == ([["stdout", b"abc"]], 1)
-    assert live.service.exec_read(known, 0, 20.0) == first
-    assert live.service.exec_write(known, 3, b"", True) == {"taken": 3, "closed": True}
-    ended = live.service.exec_read(known, 1, 20.0)
+    assert relay.read(known, 0, 20.0) == first
+    assert relay.write(known, 3, b"", True) == {"taken": 3, "closed": True}
+    ended = relay.read(known, 1, 20.0)
     assert (ended["pieces"], ended["ended"], ended["code"]) == ([], True, 0)
-    live.service.exec_close(known)
+    relay.close(known)
     with pytest.raises(NotFound, match="this command has ended"):
-        live.service.exec_read(known, 2, 1.0)
+        relay.read(known, 2, 1.0)
 
 
 def test_who_ran_what_is_in_the_servers_log(polyfleet, job, caplog):
@@ -183,7 +185,7 @@ def test_where_nothing_runs_it_is_refused_in_one_sentence(here, live, job, talki
 
 
 def test_a_node_that_went_away_is_exit_code_3(here, live, job):
-    node = live.service.job(job)["nodes"][0]
+    node = jobs.show(live.hub, job)["nodes"][0]
     live.fleet.lose(live.service, node)
     done = here("exec", job, "--", "true")
     assert (done.returncode, done.stdout) == (3, "")

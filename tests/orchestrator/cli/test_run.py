@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.cli.jobs.job_arguments import find_needed_file
 from orchestrator.client import client as http
-from orchestrator.runtime.jobs.jobs import JobsQuery
+from orchestrator.verbs import jobs
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from orchestrator.runtime.jobs.jobs import JobsQuery
 )
 def test_it_prints_the_log_and_ends_as_the_job_ended(here, live, line, code, state):
     done = here("run", "-n", "it", "--", "sh", "-c", line)
-    (job,) = live.service.jobs(JobsQuery()).rows
+    (job,) = jobs.list_(live.hub).rows
     assert (done.returncode, job["state"]) == (code, state)
     assert sorted(done.stdout.split()) == sorted(re.findall(r"echo (\w+)", line))
     said = done.stderr.splitlines()
@@ -116,7 +116,7 @@ def test_without_a_terminal_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(
     assert child.stdout.readline() == b"hello\n"
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=120)
-    (job,) = live.service.jobs(JobsQuery()).rows
+    (job,) = jobs.list_(live.hub).rows
     assert (child.returncode, job["state"]) == (130, "RUNNING")
     assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()
 
@@ -148,7 +148,7 @@ def test_ctrl_c_and_c_cancels_the_job(live, followed):
     followed.shows(b"? ")
     followed.type(b"c\n")
     assert followed.code() == 4
-    (job,) = live.service.jobs(JobsQuery()).rows
+    (job,) = jobs.list_(live.hub).rows
     assert job["state"] == "CANCELLED"
 
 
@@ -158,6 +158,6 @@ def test_ctrl_c_and_k_or_ctrl_c_again_leave_it_running(live, followed, answer):
     followed.shows(b"? ")
     followed.type(answer)
     assert followed.code() == 130
-    (job,) = live.service.jobs(JobsQuery()).rows
+    (job,) = jobs.list_(live.hub).rows
     assert job["state"] == "RUNNING"
     assert f"polyfleet logs -f {job['id']}".encode() in followed.seen

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.client import client as http
 from orchestrator.code_archives import code_archive
-from orchestrator.runtime.jobs.jobs import JobsQuery
+from orchestrator.verbs import jobs
 
 JOB = """
 name: from-file
@@ -193,7 +193,7 @@ def test_waiting_for_a_job_that_is_cancelled_is_exit_code_4(live, start, wait_fo
 def test_following_prints_the_log_and_then_how_it_ended(here, live):
     done = here("submit", "-f", "-n", "fail", "--", "sh", "-c", "echo hello from fail; exit 3")
     assert (done.returncode, done.stdout) == (1, "hello from fail\n")
-    (job,) = live.service.jobs(JobsQuery()).rows
+    (job,) = jobs.list_(live.hub).rows
     assert done.stderr.splitlines() == [
         f"submitted {job['id']}",
         f"{job['id']}: FAILED",
@@ -326,10 +326,10 @@ def test_a_folder_with_a_module_named_like_ours_is_refused(here, live, file, tmp
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(start, live, wait_for):
     words = ("submit", "--wait", "-n", "long", "--", "sleep", "60")
     child = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: [job["state"] for job in live.service.jobs(JobsQuery()).rows] == ["RUNNING"])
+    wait_for(lambda: [job["state"] for job in jobs.list_(live.hub).rows] == ["RUNNING"])
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=120)
     assert (child.returncode, out) == (130, b"")
-    (job,) = live.service.jobs(JobsQuery()).rows
+    (job,) = jobs.list_(live.hub).rows
     assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()
     assert job["state"] == "RUNNING"

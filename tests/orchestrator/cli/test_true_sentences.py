@@ -19,6 +19,7 @@ from orchestrator.core.states import State
 from orchestrator.runtime.agents import reservations
 from orchestrator.runtime.agents.ray_capacity import RayResources, explain_shortage
 from orchestrator.services.views import resume_clause
+from orchestrator.verbs import jobs
 
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"
 ECHO = {"task": "run", "command": ["echo", "printed"], "name": "talked"}
@@ -113,11 +114,11 @@ def test_a_job_that_waits_says_for_what_who_holds_it_and_who_is_ahead(here, live
     wait_for(lambda: json.loads(here("show", holder, "-o", "json").stdout)["state"] == "RUNNING")
     first, second, urgent = (submit(ECHO | there | more)["id"] for more in ({}, {}, {"priority": 5, "name": "urgent"}))
     device = "waits for 1 device on xla-0/tpu:emulated, held by " + holder
-    wait_for(lambda: device in live.service.job(urgent)["reason"])
-    whys = {job: live.service.job(job)["reason"] for job in (first, second, urgent)}
+    wait_for(lambda: device in jobs.show(live.hub, urgent)["reason"])
+    whys = {job: jobs.show(live.hub, job)["reason"] for job in (first, second, urgent)}
     for job, ahead in ((urgent, 0), (first, 1), (second, 2)):
-        jobs = {0: "", 1: "; 1 job that waits for the same is ahead of it"}
-        assert whys[job] == device + jobs.get(ahead, f"; {ahead} jobs that wait for the same are ahead of it")
+        queue = {0: "", 1: "; 1 job that waits for the same is ahead of it"}
+        assert whys[job] == device + queue.get(ahead, f"; {ahead} jobs that wait for the same are ahead of it")
     assert "is in pool" not in here("jobs").stdout
     said = here("explain", holder).stdout
     assert "runs as candidate 1 on xla-0/tpu:emulated [0]" in said and "runs here" in said
@@ -129,12 +130,12 @@ def test_a_move_says_before_it_from_what_the_job_will_go_on_and_show_what_it_wen
     here, live, talking, wait_for
 ):
     job = submit(talking.spec | {"resources": {"pool": "cpu"}})["id"]
-    wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
+    wait_for(lambda: jobs.show(live.hub, job)["state"] == "RUNNING")
     assert "started again" not in here("show", job).stdout
     done = here("migrate", "talks", "--to", "xla")
     assert done.returncode == 0
     assert f"{job}: after a move it starts from the beginning, with its files: it has no checkpoint; " in done.stderr
-    wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "xla")
+    wait_for(lambda: (view := jobs.show(live.hub, job))["state"] == "RUNNING" and view["pool"] == "xla")
     assert "no: it started again without a checkpoint" in here("show", job).stdout
 
 
@@ -211,7 +212,7 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
     talking.say("first\n")
     wait_for(lambda: here("logs", job).stdout == "first\n")
     assert here("migrate", job, "--to", "xla").returncode == 0
-    wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "xla")
+    wait_for(lambda: (view := jobs.show(live.hub, job))["state"] == "RUNNING" and view["pool"] == "xla")
     talking.say("second\n")
     wait_for(lambda: here("logs", job).stdout == "first\nsecond\n")
     live.fleet.lose(live.service, "cpu-0")
@@ -237,7 +238,7 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
         talking.end()
         rest, notes = following.communicate()
     assert (following.returncode, rest) == (0, "") and f"note: an earlier part of the log is missing: {why}" in notes
-    wait_for(lambda: live.service.job(job)["state"] == "SUCCEEDED")
+    wait_for(lambda: jobs.show(live.hub, job)["state"] == "SUCCEEDED")
     followed = here("logs", "-f", job)
     assert (followed.returncode, followed.stdout) == (3, "second\n") and why in followed.stderr
 
@@ -269,7 +270,7 @@ def test_a_device_that_another_user_of_the_ray_cluster_holds_is_told_to_be_in_us
     monkeypatch.setattr(reservations, "reserve", refuse)
     spec = ECHO | {"resources": {"pool": "cpu"}, "recovery": {"backoff": "30s"}}
     job = submit(spec)["id"]
-    wait_for(lambda: live.service.job(job)["attempts"] and live.service.job(job)["state"] == "RECOVERING")
+    wait_for(lambda: jobs.show(live.hub, job)["attempts"] and jobs.show(live.hub, job)["state"] == "RECOVERING")
     why = "of node cpu-0 as free: another program of this Ray cluster uses them, or Ray missed"
     for words in (["jobs"], ["show", job], ["explain", job]):
         # the next plan adds when it is tried again

@@ -35,7 +35,7 @@ def test_a_limit_that_is_no_size_is_refused_with_the_setting_s_name():
 
 def test_over_the_limit_only_ended_jobs_lose_their_files(live, talking, wait_for):
     first, second = live.ran(spec())["id"], live.ran(spec())["id"]
-    runs = live.service.submit(spec(f"{WRITE}; open({talking.spec['command'][1]!r}).read()"), "", "")["id"]
+    runs = live.service.submissions.submit(spec(f"{WRITE}; open({talking.spec['command'][1]!r}).read()"))["id"]
     storage = live.home / "storage/cpu"
     wait_for(lambda: (file := storage / runs / "output-1/f").exists() and file.stat().st_size == 1000)
     FilesLimit(live.service.agents, live.service.jobs_table, 2000).remove()

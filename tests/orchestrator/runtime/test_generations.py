@@ -23,8 +23,8 @@ def obeyed(fleet):
 
 
 def ran(service, wait_for):
-    job = service.submit(TRUE, "", "")["id"]
-    wait_for(lambda: service.job(job)["state"] == "SUCCEEDED")
+    job = service.submissions.submit(TRUE)["id"]
+    wait_for(lambda: service.jobs_table.find(job).job.state == "SUCCEEDED")
 
 
 def test_a_server_counts_itself_above_what_nodes_know_of_a_store_that_is_gone(servers, wait_for):
@@ -54,10 +54,10 @@ def test_a_server_that_is_taken_over_does_nothing_more_and_says_why(servers, cop
     counted = older.agents.generation
     (generation,) = obeyed(fleet)
     assert generation == newer.agents.generation > counted
-    waiting = older.submit(TRUE, "", "")["id"]
+    waiting = older.submissions.submit(TRUE)["id"]
     ran(newer, wait_for)
-    assert older.job(waiting)["state"] == "PENDING"
-    assert "has taken over" in older.job(waiting)["reason"]
+    view = older.job_views.view(older.jobs_table.find(waiting))
+    assert view["state"] == "PENDING" and "has taken over" in view["reason"]
     assert not newer.runtime.problem and obeyed(fleet) == {generation} and older.agents.generation == counted
     assert older.agents.idle_agents() == [], "it asks no node for anything"
     assert repair._closing.is_set(), "nor does it start nodes again"

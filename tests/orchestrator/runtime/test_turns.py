@@ -97,8 +97,8 @@ def test_a_full_disk_at_the_first_join_keeps_no_job_waiting(servers, monkeypatch
     service = start()
     fleet.wait_until_known(service)
     assert database_setting.write_private.failed.is_set()
-    job = service.submit(TRUE, "", "")["id"]
-    wait_for(lambda: service.job(job)["state"] == "SUCCEEDED")
+    job = service.submissions.submit(TRUE)["id"]
+    wait_for(lambda: service.jobs_table.find(job).job.state == "SUCCEEDED")
 
 
 def test_of_a_turn_only_what_cannot_be_stored_is_dropped(live_steps, caplog):
@@ -147,9 +147,9 @@ def left():
 def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, monkeypatch, wait_for, talking):
     service, told, held = live.service, [], threading.Event()
     monkeypatch.setattr(actors, "end_actor", lambda actor: told.append(f"ended {actor.agent.facts['node']}"))
-    job = service.submit(talking.spec, "", "")["id"]
-    wait_for(lambda: service.job(job)["state"] == "RUNNING")
-    node = service.job(job)["nodes"][0]
+    job = service.submissions.submit(talking.spec)["id"]
+    wait_for(lambda: service.jobs_table.find(job).job.state == "RUNNING")
+    node = service.job_views.view(service.jobs_table.find(job))["nodes"][0]
     agent = live.fleet.agent(node)
     stop = agent.stop
 
@@ -161,7 +161,7 @@ def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, m
     monkeypatch.setattr(agent, "stop", slowly)
     leaving(live.fleet)
     wait_for(lambda: service.runtime.problem.startswith("the fleet is leaving") or "leaving" in service.runtime.problem)
-    other = service.submit(TRUE, "", "")["id"]
+    other = service.submissions.submit(TRUE)["id"]
     service.runtime.post_and_wait(m.CancelRequested(other, "user"))  # it waits for a turn that ended
     assert not left() and told == []
     held.set()

@@ -20,8 +20,7 @@ from orchestrator.client import client as http
 from orchestrator.client.server_connection import ResponseLost
 from orchestrator.client.transport import BrokenConnection
 from orchestrator.code_archives.code_archive import SCRATCH_PREFIX
-from orchestrator.runtime.jobs.jobs import JobsQuery
-from orchestrator.verbs import fleet
+from orchestrator.verbs import fleet, jobs
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = [
@@ -160,7 +159,7 @@ def test_a_cancel_that_races_its_submission_wins_or_finds_nothing(live, wait_for
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(race, range(12)))
-    views = live.service.jobs(JobsQuery()).rows
+    views = jobs.list_(live.hub).rows
     assert [view["state"] for view in views] == ["CANCELLED"] * 12
     wait_for(lambda: all(pool["free"] == pool["devices"] for pool in fleet.show(live.hub)["pools"]))
 
@@ -226,7 +225,7 @@ def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, mo
 
 def test_a_follower_that_is_refused_for_the_moment_goes_on(live, monkeypatch):
     limit = "orchestrator.server.http.streams.MAX_STREAMS"
-    live.service.submit(RUN, "", "")
+    live.service.submissions.submit(RUN)
     monkeypatch.setattr(limit, 0)
     told = []
     with http.Client(live.address, live.token, live.home, told.append) as client:

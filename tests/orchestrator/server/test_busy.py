@@ -8,6 +8,7 @@ import pytest
 from cluster.fleet import fleet_record
 from orchestrator.store.events import writer
 from orchestrator.store.events.unit_of_work import UnitOfWork
+from orchestrator.verbs import jobs
 
 HANG_S = 120.0
 
@@ -32,8 +33,8 @@ def stuck(live, monkeypatch):
 @pytest.fixture
 def running(live, wait_for):
     """The id of a job that runs on cpu."""
-    job = live.service.submit({"task": "run", "name": "sleeps", "command": ["sleep", "600"]}, "", "")["id"]
-    wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
+    job = live.service.submissions.submit({"task": "run", "name": "sleeps", "command": ["sleep", "600"]})["id"]
+    wait_for(lambda: jobs.show(live.hub, job)["state"] == "RUNNING")
     return job
 
 
@@ -43,7 +44,7 @@ def asked(live, path, body):
 
 
 def test_what_a_stuck_controller_is_asked_for_is_refused_in_time_and_works_afterwards(live, running, stuck, wait_for):
-    waiting = live.service.submit({"task": "run", "name": "waits", "command": ["true"]}, "", "")["id"]
+    waiting = live.service.submissions.submit({"task": "run", "name": "waits", "command": ["true"]})["id"]
     orders = [
         (f"/v1/jobs/{waiting}/cancel", {}),
         (f"/v1/jobs/{running}/migrate", {"to": "xla"}),
@@ -62,10 +63,10 @@ def test_what_a_stuck_controller_is_asked_for_is_refused_in_time_and_works_after
     assert (cancelled.status_code, cancelled.json()["state"]) == (200, "CANCELLED")
     assert (drained.status_code, drained.json()["state"]) == (200, "drained")
     assert migrated.status_code == 200 or "already runs on" in migrated.json()["error"]["message"]
-    wait_for(lambda: (job := live.service.job(running))["pool"] == "xla" and job["state"] == "RUNNING")
-    told = [event["event"] for event in live.service.history(running)]
+    wait_for(lambda: (job := jobs.show(live.hub, running))["pool"] == "xla" and job["state"] == "RUNNING")
+    told = [event["event"] for event in jobs.history(live.hub, running)]
     assert told.count("placed") == 2, "asked for twice, it was moved once"
-    assert [e["event"] for e in live.service.history(waiting)].count("cancelled") == 1
+    assert [e["event"] for e in jobs.history(live.hub, waiting)].count("cancelled") == 1
 
 
 def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_what_is_waited_for(

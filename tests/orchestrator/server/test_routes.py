@@ -25,6 +25,17 @@ def test_without_a_key_each_submission_is_its_own(live):
     assert len(ids) == 2
 
 
+def test_a_cancel_counts_once_per_key(live, talking):
+    keyed = {"Idempotency-Key": "k"}
+    with live.http as client:
+        job, other = (client.post("/v1/jobs", json={"spec": talking.spec}).json()["id"] for _ in range(2))
+        first = client.post(f"/v1/jobs/{job}/cancel", json={}, headers=keyed)
+        assert (first.status_code, first.json()["state"]) == (200, "CANCELLED")
+        assert client.post(f"/v1/jobs/{job}/cancel", json={}, headers=keyed).content == first.content
+        assert client.post(f"/v1/jobs/{other}/cancel", json={}, headers=keyed).status_code == 409
+        assert client.get(f"/v1/jobs/{other}").json()["state"] != "CANCELLED"
+
+
 def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
     job = live.ran(RUN)
     with live.http as client:

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from orchestrator.server.http import operations, streams
+from orchestrator.verbs import jobs
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 
@@ -84,7 +85,7 @@ def test_a_followed_log_ends_with_a_job_that_is_cancelled_while_it_runs(live, ru
         with live.http as other:
             assert other.post(f"/v1/jobs/{running}/cancel", json={}).json()["state"] == "CANCELLED"
         assert list(got)[-1] == ("end", {"state": "CANCELLED"})
-    assert live.service.job(running)["attempts"][-1]["outcome"] == "cancelled"
+    assert jobs.show(live.hub, running)["attempts"][-1]["outcome"] == "cancelled"
     live.ran(RUN | {"name": "next"})
 
 
@@ -159,7 +160,7 @@ def test_a_quiet_stream_says_that_it_is_alive(live, monkeypatch):
 
 def test_a_stream_that_fails_says_so_as_its_last_event(live, monkeypatch):
     submit(live, ["one"])
-    monkeypatch.setattr(live.service, "logs", lambda *_: {}["absent"])
+    monkeypatch.setattr(live.service.job_logs, "read", lambda *_: {}["absent"])
     with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream") as response:
         name, error = next(events(response))
     assert (name, error["type"], error["message"]) == (

@@ -17,6 +17,7 @@ from orchestrator.services.submissions import Submission
 from orchestrator.services.views import accepted_view, acknowledged, job_view
 from orchestrator.spec.job_spec import parse_job
 from orchestrator.store.events import writer as store_writer
+from orchestrator.verbs import jobs
 
 HANG_S = 120.0
 RUN = {"task": "run", "command": "true", "name": "hello"}
@@ -42,23 +43,23 @@ def next_server(live):
 
 def test_the_next_server_knows_the_devices_seen_last_also_without_a_fleet(live, next_server):
     service = next_server()
-    view = service.submit(ON_TPU, "", "")
+    view = service.submissions.submit(ON_TPU)
     assert view["state"] == "PENDING"
     assert view["reason"].startswith("no fleet is up; the job waits, checked against the fleet of 20")
     with pytest.raises(SpecError, match="no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated"):
-        service.submit(ON_V5P, "", "")
-    assert [job["id"] for job in service.jobs(_all()).rows] == [view["id"]]
+        service.submissions.submit(ON_V5P)
+    assert [record.job.id for record in service.jobs_table.page(()).records] == [view["id"]]
 
 
 def test_a_project_that_the_fleet_does_not_have_is_refused_with_the_nearest(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
     service = Service(tmp_path)
-    assert service.submit({**RUN, "project": "visoin"}, "", "")["state"] == "PENDING"  # no projects, no quotas
+    assert service.submissions.submit({**RUN, "project": "visoin"})["state"] == "PENDING"  # no projects, no quotas
     monkeypatch.setattr(service.submissions, "_projects", lambda: {"vision"})
     with pytest.raises(SpecError, match="the fleet has no project 'visoin'; did you mean 'vision'") as raised:
-        service.submit({**RUN, "project": "visoin"}, "", "")
+        service.submissions.submit({**RUN, "project": "visoin"})
     assert raised.value.field == "project"
-    assert service.submit({**RUN, "project": "vision"}, "", "")["state"] == "PENDING"
+    assert service.submissions.submit({**RUN, "project": "vision"})["state"] == "PENDING"
     service.close()
 
 
@@ -66,7 +67,7 @@ def test_a_deadline_that_is_past_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
     service = Service(tmp_path)
     with pytest.raises(SpecError, match="2020-01-01T00:00:00Z is in the past") as raised:
-        service.submit({**RUN, "deadline": "2020-01-01T00:00:00Z"}, "", "")
+        service.submissions.submit({**RUN, "deadline": "2020-01-01T00:00:00Z"})
     assert raised.value.field == "deadline"
     service.close()
 
@@ -74,7 +75,7 @@ def test_a_deadline_that_is_past_is_refused(tmp_path, monkeypatch):
 def test_where_no_fleet_was_ever_seen_everything_waits_with_words(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
     service = Service(tmp_path)
-    view = service.submit(ON_V5P, "", "")
+    view = service.submissions.submit(ON_V5P)
     said = "no fleet is up; the job waits, and its resources are checked once a fleet is up"
     assert (view["state"], view["reason"]) == ("PENDING", said)
     service.close()
@@ -96,21 +97,21 @@ def test_a_fleet_that_loses_a_node_is_still_known(live, wait_for):
     devices = ["cpu-0/cpu", "ipex-0/cpu:ipex", "xla-0/tpu:emulated"]
     wait_for(lambda: known() == devices)
     live.fleet.lose(live.service, "xla-0")
-    assert live.service.submit(ON_TPU, "", "")["state"] == "PENDING"
+    assert live.service.submissions.submit(ON_TPU)["state"] == "PENDING"
     assert known() == devices
 
 
 def test_a_known_key_answers_before_anything_is_checked(live, next_server, monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     body = {**ON_TPU, "secrets": {"TOKEN": "env:SECRET"}}
-    first = live.service.submit(body, "", "k")
+    first = live.service.submissions.submit(body, key="k")
     monkeypatch.delenv("SECRET")
     service = next_server()
     (live.home / "inventory.json").write_text(json.dumps({"seen_s": 1.0, "devices": []}))
-    assert service.submit(body, "", "k") == first
-    assert service.submit(json.loads(json.dumps(body, sort_keys=True)), "", "k") == first
+    assert service.submissions.submit(body, key="k") == first
+    assert service.submissions.submit(json.loads(json.dumps(body, sort_keys=True)), key="k") == first
     with pytest.raises(Conflict, match="was used with another request"):
-        service.submit(ON_V5P, "", "k")
+        service.submissions.submit(ON_V5P, key="k")
 
 
 def test_an_accepted_job_looks_as_its_view_does(live):
@@ -118,12 +119,6 @@ def test_an_accepted_job_looks_as_its_view_does(live):
     kept = json.loads(json.dumps(acknowledged(job, "")))
     record = apply(None, submitted(job, RUN, 12.5))
     assert accepted_view(kept) == job_view(record, {})
-
-
-def _all():
-    from orchestrator.runtime.jobs.jobs import JobsQuery
-
-    return JobsQuery()
 
 
 def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypatch):
@@ -194,7 +189,7 @@ def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
     live.service.jobs_table._metrics.clear()  # as in a server that has just started
     asked = []
     monkeypatch.setattr(live.service.store, "last_report", lambda job: asked.append(job))
-    assert [job["metrics"] for job in live.service.jobs(_all()).rows] == [{"step": n} for n in range(3)] + [{}]
+    assert [job["metrics"] for job in jobs.list_(live.hub).rows] == [{"step": n} for n in range(3)] + [{}]
     assert asked == []
 
 
@@ -225,19 +220,19 @@ def test_a_job_that_others_see_is_known_to_the_controller_although_its_request_i
     monkeypatch.setattr(store_writer, "MAX_GROUP_EVENTS", 1)
     monkeypatch.setattr(writer, "_commit", held_up)
     asked = [Submission(RUN | {"name": name}, "", "") for name in ("first", "second")]
-    submitting = threading.Thread(target=live.service.submit_each, args=(asked,))
+    submitting = threading.Thread(target=live.service.submissions.submit_each, args=(asked,))
     submitting.start()
     try:
-        wait_for(lambda: live.service.jobs(_all()).rows)
-        asking = Asking(getattr(live.service, verb), "first", *(["xla"] if verb == "migrate" else []))
+        wait_for(lambda: jobs.list_(live.hub).rows)
+        asking = Asking(getattr(jobs, verb), live.hub, "first", *(["xla"] if verb == "migrate" else []))
         wait_for(lambda: writer._work or not asking.is_alive())  # what follows from it is to be stored
     finally:
         go_on.set()
         submitting.join()
     told = asking.answer()
     assert told["state"] == ("CANCELLED" if verb == "cancel" else "PENDING")
-    wait_for(lambda: live.service.job("second")["state"] == "PENDING")
-    assert live.service.job("first")["state"] == told["state"]
+    wait_for(lambda: jobs.show(live.hub, "second")["state"] == "PENDING")
+    assert jobs.show(live.hub, "first")["state"] == told["state"]
 
 
 class Asking(threading.Thread):
@@ -266,6 +261,6 @@ def test_where_the_stores_file_is_gone_nobody_is_told_to_come_back_later(tmp_pat
     service = Service(tmp_path)
     (tmp_path / "polyfleet.db").unlink()
     with pytest.raises(FleetError, match="was removed or replaced") as e:
-        service.submit(ON_V5P, "", "a key")
+        service.submissions.submit(ON_V5P, key="a key")
     assert getattr(e.value, "retry_after_s", None) is None
     service.close()
