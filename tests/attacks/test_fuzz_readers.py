@@ -57,15 +57,14 @@ def test_inputs_that_once_broke_a_reader_are_refused_or_read(target, sandbox):
         fuzz_guard.judged(target.read, path.read_bytes(), sandbox)
 
 
-def test_the_guard_sees_what_it_is_there_for(tmp_path, monkeypatch):
-    """A guard that sees nothing would pass every reader. Its limit of CPU time is shorter here."""
-    monkeypatch.setattr(fuzz_guard, "HANG_S", 0.4)
+def test_the_guard_sees_what_it_is_there_for(tmp_path):
+    """A guard that sees nothing would pass every reader."""
     outside, sandbox = tmp_path / "outside", tmp_path / "sandbox"
     sandbox.mkdir()
     taken = []
 
     def memory(data, folder):
-        taken.append(bytearray(320 << 20))
+        taken.append(bytearray(600 << 20))
         taken.clear()
 
     def loop(data, folder):
@@ -78,8 +77,8 @@ def test_the_guard_sees_what_it_is_there_for(tmp_path, monkeypatch):
         "os.system": lambda data, folder: __import__("os").system("true"),
         "subprocess.Popen": lambda data, folder: __import__("subprocess").run(["true"]),
         "exec .*<string>": lambda data, folder: exec(compile("1", "<string>", "exec")),
-        r"(computed for|took) 0\.[4-9]": loop,
-        "took 3.. MiB": memory,
+        r"(computed for|took) [2-9]\.": loop,
+        "took [5-9].. MiB": memory,
     }
     for said, breach in breaches.items():
         with pytest.raises(AssertionError, match=said):
