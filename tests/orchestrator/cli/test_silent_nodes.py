@@ -25,6 +25,7 @@ def test_nothing_false_is_said_while_a_node_is_silent(here, live, talking, wait_
         job = client.submit(talking.spec | ON_CPU | waits)["id"]
         talking.say("before\n")
         wait_for(lambda: "before" in here("logs", job).stdout)
+        wait_for(lambda: view(job)["state"] == "RUNNING")  # a line can be read before its node has reported the state
         shutil.copytree(CHECKPOINTS, live.home / "storage" / "cpu" / "saved")
         assert (view(job)["state"], view(job)["known_until"]) == ("RUNNING", None)
         with live.fleet.silent(live.service, "cpu-0"):
