@@ -18,16 +18,17 @@ from orchestrator.server.http import responses
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.response_views import add_responses
 from orchestrator.server.mount import make_router
-from orchestrator.server.routes import benchmarks, checkpoints, code_archives, data, files
+from orchestrator.server.routes import checkpoints, data, files
 from orchestrator.services.service import Service
-from orchestrator.verbs import changes, execs, fleet, jobs, nodes, schema, server
+from orchestrator.verbs import benchmarks, changes, code_archives, execs, fleet, jobs, nodes, schema, server
 
 ROUTERS = (
     *map(make_router, (jobs, execs)),
     files.router,
-    *map(make_router, (server, fleet, nodes, changes)),
-    *(part.router for part in (code_archives, data, checkpoints, benchmarks)),
-    make_router(schema),
+    *map(make_router, (server, fleet, nodes, changes, code_archives)),
+    data.router,
+    checkpoints.router,
+    *map(make_router, (benchmarks, schema)),
 )
 
 

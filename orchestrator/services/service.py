@@ -39,7 +39,6 @@ from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.runtime.jobs.logs import JobLogs
 from orchestrator.services.explanations import Explanations
 from orchestrator.services.job_views import JobViews
-from orchestrator.services.service_benchmarks import BenchmarkVerbs
 from orchestrator.services.service_checkpoints import CheckpointVerbs
 from orchestrator.services.service_files import FileVerbs
 from orchestrator.services.submissions import Submissions, digest
@@ -53,7 +52,7 @@ class _NotStoredError(Exception):
     """No request with that key is stored."""
 
 
-class Service(FileVerbs, CheckpointVerbs, BenchmarkVerbs):
+class Service(FileVerbs, CheckpointVerbs):
     """One per server process. `home` contains the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
@@ -187,11 +186,3 @@ class Service(FileVerbs, CheckpointVerbs, BenchmarkVerbs):
     def store_response(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
         """Store the response to this key durably. Without a key, store nothing."""
         return self.store.idempotent(key, digest(request), lambda: StoredResponse(response))
-
-    # -- folders
-
-    def store_code_archive(self, sha: str, data_path: Path) -> None:
-        self.code_archives.store(sha, data_path)
-
-    def has_code_archive(self, sha: str) -> bool:
-        return self.code_archives.is_stored(sha)

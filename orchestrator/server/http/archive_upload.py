@@ -2,11 +2,11 @@
 
 import hashlib
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-from fastapi import Request
 
 from cluster.errors import FleetError, UserError
 from cluster.paths import private_dir
@@ -22,20 +22,22 @@ def remove_partial_uploads(home: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-async def receive_code_archive(request: Request, sha: str) -> None:
-    """Write the request's body to a private file, check its hash and store it. On an error, no file remains."""
-    hub: Hub = request.app.state.hub
+async def receive_code_archive(hub: Hub, sha: str, chunks: AsyncIterator[bytes]) -> None:
+    """Write the chunks to a private file, check their hash and store it. On an error, no file remains.
+
+    Raises UserError for another hash or an archive that is refused, FleetError if the disk is full.
+    """
     folder = private_dir(hub.home / "packages")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMING, delete=False) as part:
         path = Path(part.name)
         try:
-            received = await _store(request, part)
+            received = await _write(part, chunks)
             if received != sha:
                 raise UserError(
                     f"the code archive has the SHA-256 {received[:12]}… instead of {sha[:12]}…, its name",
                     "send it again",
                 )
-            await anyio.to_thread.run_sync(hub.service.store_code_archive, sha, path)
+            await anyio.to_thread.run_sync(hub.service.code_archives.store, sha, path)
         except OSError as e:
             raise FleetError(
                 f"the code archive could not be stored: {e.strerror or e}", f"free disk space under {folder}"
@@ -44,18 +46,19 @@ async def receive_code_archive(request: Request, sha: str) -> None:
             path.unlink(missing_ok=True)
 
 
-async def _store(request: Request, part: Any) -> str:
+async def _write(part: Any, chunks: AsyncIterator[bytes]) -> str:
+    """Write the chunks to a file; return their SHA-256, hexadecimal."""
     digest, waiting = hashlib.sha256(), bytearray()
 
-    def store() -> None:
+    def write() -> None:
         digest.update(waiting)
         part.write(waiting)
         waiting.clear()
 
-    async for chunk in request.stream():
+    async for chunk in chunks:
         waiting += chunk
         if len(waiting) >= PIECE_BYTES:
-            await anyio.to_thread.run_sync(store)
-    store()
+            await anyio.to_thread.run_sync(write)
+    write()
     part.flush()
     return digest.hexdigest()

@@ -55,13 +55,6 @@ class BulkJob(Body):
     )
 
 
-class BenchmarkBody(Body):
-    request: Spec = Field(description="what to measure: cases, precisions, levels, pools, kinds, rounds, …")
-    code_archive: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded code archive, or empty"
-    )
-
-
 class CopyBody(Body):
     source: str = Field(description="POOL:PATH, or the URI of an object store")
     target: str = Field(description="POOL:FOLDER, or the URI of an object store")

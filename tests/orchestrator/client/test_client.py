@@ -116,7 +116,7 @@ def test_a_package_is_uploaded_only_when_the_server_lacks_it(client, live, tmp_p
         made.writestr("train.py", "def train(ctx): ...")
     sha = hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest()
     client.upload(sha, tmp_path / "a.zip")
-    assert live.service.has_code_archive(sha)
+    assert live.service.code_archives.is_stored(sha)
     client.upload(sha, tmp_path / "absent.zip")
 
 

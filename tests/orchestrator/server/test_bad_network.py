@@ -259,4 +259,4 @@ def test_an_upload_that_is_refused_for_the_moment_is_sent_again_from_its_start(l
         monkeypatch.setattr(client, "_request", request)
         monkeypatch.setattr(client, "_pause", pause)
         client.upload(sha, tmp_path / "a.zip")
-    assert (live.service.has_code_archive(sha), pauses) == (True, [1.0])
+    assert (live.service.code_archives.is_stored(sha), pauses) == (True, [1.0])

@@ -36,6 +36,20 @@ def test_a_cancel_counts_once_per_key(live, talking):
         assert client.get(f"/v1/jobs/{other}").json()["state"] != "CANCELLED"
 
 
+def test_a_baseline_counts_once_per_key(live, measuring, wait_for):
+    keyed = {"Idempotency-Key": "k"}
+    with live.http as client:
+        run = client.post("/v1/benchmarks", json={"request": {"cases": ["mlp"]}}).json()["run"]
+        path = f"/v1/benchmarks/{run}"
+        wait_for(lambda: client.get(path).json()["state"] == "SUCCEEDED")
+        first = client.post(f"{path}/baseline", json={}, headers=keyed)
+        assert (first.status_code, first.json()["baseline"]) == (200, True)
+        assert client.post(f"{path}/baseline", json={}, headers=keyed).content == first.content
+        kinds = [line["line"] for line in client.get(f"{path}/lines").json()]
+        assert kinds.count("baseline") == 1
+        assert client.post(f"{path}/cancel", json={}, headers=keyed).status_code == 409
+
+
 def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
     job = live.ran(RUN)
     with live.http as client:
