@@ -2,8 +2,9 @@
 
     python docs/generate.py [--check] [--into FOLDER]
 
-cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md and failures.md from the tables of states and of kinds of
-failure, metrics.md from the table of metrics, spec.md from the JSON Schemas, config.md from PolyfleetConfig.
+cli.md from Typer, rest.md from FastAPI's OpenAPI, actions.md from the declared verbs, states.md and failures.md from
+the tables of states and of kinds of failure, metrics.md from the table of metrics, spec.md from the JSON Schemas,
+config.md from PolyfleetConfig.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.server.app import make_app
 from orchestrator.services.service import Service
 from orchestrator.spec.schemas import get_schema
+from orchestrator.verbs.declare import Verb, all_verbs
 from workers.options.config import PolyfleetConfig
 from workers.protocol.failure_kinds import FAILURE_KINDS, REACTIONS, FailureKind
 
@@ -202,6 +204,24 @@ def linked_type(schema: Data) -> str:
     return type_of(schema)
 
 
+def actions() -> Iterator[str]:
+    yield from ("# Actions of the server", "", MADE, "")
+    yield from (
+        "Each action with its route ([REST](rest.md)), the lowest role that may call it, and whether it takes an "
+        "idempotency key: a repeated request with the same key and body counts once.",
+        "",
+        "A `viewer` reads. A `member` also submits and changes jobs, and what belongs to them. An `admin` also changes "
+        "nodes and stops the server. Now every token has the role `admin`, so the server refuses no role.",
+        "",
+    )
+    yield from table(("action", "method", "path", "role", "key"), map(action, all_verbs()))
+
+
+def action(declared: Verb) -> tuple[str, ...]:
+    role = "none, needs no token" if declared.least is None else f"`{declared.least.name.lower()}`"
+    return f"`{declared.action}`", declared.method, f"`{declared.path}`", role, "yes" if declared.takes_key else ""
+
+
 def states() -> Iterator[str]:
     yield from ("# States of a job", "", MADE, "")
     yield from table(("state", "means"), ((f"`{s}`", MEANING[s]) for s in State))
@@ -355,6 +375,7 @@ PAGES = {
     "cli.md": cli,
     "config.md": configuration,
     "rest.md": rest,
+    "actions.md": actions,
     "states.md": states,
     "failures.md": failures,
     "metrics.md": metrics,

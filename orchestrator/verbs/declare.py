@@ -5,11 +5,14 @@ request, its return type is the view of the response, and its docstring and `Arg
 """
 
 import inspect
+import pkgutil
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -85,6 +88,17 @@ class Events(Generic[T]):
     after: Callable[[], None] | None = None
 
 
+class Role(IntEnum):
+    """What a caller may do; each role includes those below it. Today every token has the role ADMIN."""
+
+    VIEWER = 1
+    """Read."""
+    MEMBER = 2
+    """Submit and change jobs, and what belongs to them."""
+    ADMIN = 3
+    """Change nodes, and stop the server."""
+
+
 class Exchange(Enum):
     """How a verb's request and response travel."""
 
@@ -104,11 +118,16 @@ class Exchange(Enum):
 
 @dataclass(frozen=True)
 class Verb:
-    """A declared verb. `slow`: it may take minutes, so it runs in separate threads and delays no other request."""
+    """A declared verb.
+
+    `least` is the lowest role that may call it; None: also without a token. `slow`: it may take minutes, so it runs in
+    separate threads and delays no other request.
+    """
 
     function: Callable[..., Any]
     method: str
     path: str
+    least: Role | None
     status: int
     idempotent: bool
     slow: bool
@@ -172,15 +191,19 @@ class Verb:
 _VERBS: dict[Callable[..., Any], Verb] = {}
 
 
-def verb(route: str, *, status: int = 200, idempotent: bool | None = None, slow: bool = False) -> Callable[[F], F]:
-    """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}". `idempotent`: a repeated request
-    needs no key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads.
+def verb(
+    route: str, *, least: Role | None, status: int = 200, idempotent: bool | None = None, slow: bool = False
+) -> Callable[[F], F]:
+    """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}".
+
+    `least`: the lowest role that may call it; None: also without a token. `idempotent`: a repeated request needs no
+    key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads.
     """
     method, _, path = route.partition(" ")
     is_idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
 
     def declare(function: F) -> F:
-        _VERBS[function] = Verb(function, method, path, status, is_idempotent, slow)
+        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow)
         return function
 
     return declare
@@ -195,3 +218,10 @@ def verbs_of(module: ModuleType) -> Iterator[Verb]:
 def verb_of(function: Callable[..., Any]) -> Verb:
     """The declared verb. Raises KeyError."""
     return _VERBS[function]
+
+
+def all_verbs() -> list[Verb]:
+    """Verbs of all modules of this folder, by module."""
+    names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    modules = (import_module(f"{__package__}.{name}") for name in names)
+    return [declared for module in modules for declared in verbs_of(module)]

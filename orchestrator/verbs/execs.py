@@ -12,7 +12,7 @@ from orchestrator.runtime.jobs.exec_relay import ExecRequest
 from orchestrator.server.http.exec_streams import follow_command
 from orchestrator.server.http.hub import Hub
 from orchestrator.services.service import Service
-from orchestrator.verbs.declare import Arg, Events, verb
+from orchestrator.verbs.declare import Arg, Events, Role, verb
 from orchestrator.views.logs import EmptyView, ExecEvents, ExecInputView, ExecStarted
 
 MAX_COMMAND_BYTES = 32 << 10
@@ -46,7 +46,7 @@ Offset = Annotated[int, Arg("bytes of input before `data`; bytes that were alrea
 IsEnd = Annotated[bool, Arg("this is the end of the input")]
 
 
-@verb("POST /v1/jobs/{ref}/exec")
+@verb("POST /v1/jobs/{ref}/exec", least=Role.MEMBER)
 async def start(
     hub: Hub,
     ref: str,
@@ -71,7 +71,7 @@ async def start(
     return Events(follow_command(hub.execs, started), partial(hub.service.exec_relay.close, started["exec"]))
 
 
-@verb("POST /v1/execs/{exec_id}/input", idempotent=True)
+@verb("POST /v1/execs/{exec_id}/input", least=Role.MEMBER, idempotent=True)
 async def write(hub: Hub, exec_id: ExecId, data: Base64, offset: Offset, end: IsEnd = False) -> ExecInputView:
     """Send input to the command: {"taken": bytes accepted so far, "closed": it accepts no more}. Send bytes that were
     not accepted again.
@@ -84,14 +84,14 @@ async def write(hub: Hub, exec_id: ExecId, data: Base64, offset: Offset, end: Is
     return cast(ExecInputView, state)
 
 
-@verb("POST /v1/execs/{exec_id}/size", idempotent=True)
+@verb("POST /v1/execs/{exec_id}/size", least=Role.MEMBER, idempotent=True)
 async def resize(hub: Hub, exec_id: ExecId, rows: Size = 24, columns: Size = 80) -> EmptyView:
     """Set the size of the command's terminal."""
     await hub.execs.call(hub.service.exec_relay.resize, exec_id, rows, columns)
     return {}
 
 
-@verb("POST /v1/execs/{exec_id}/end", idempotent=True)
+@verb("POST /v1/execs/{exec_id}/end", least=Role.MEMBER, idempotent=True)
 async def end(hub: Hub, exec_id: ExecId) -> EmptyView:
     """Stop the command: SIGHUP, and SIGKILL 2 s later. A command that has ended is not changed."""
     await hub.execs.call(hub.service.exec_relay.close, exec_id)

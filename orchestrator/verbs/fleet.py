@@ -17,11 +17,11 @@ from orchestrator.runtime.health.fleet_ready import BRING_UP
 from orchestrator.server.http.hub import Hub
 from orchestrator.services.service import Service
 from orchestrator.services.views import finding_view, pool_view
-from orchestrator.verbs.declare import verb
+from orchestrator.verbs.declare import Role, verb
 from orchestrator.views.fleet import FindingView, FleetView
 
 
-@verb("GET /v1/fleet")
+@verb("GET /v1/fleet", least=Role.VIEWER)
 def show(hub: Hub) -> FleetView:
     """The fleet by pools: kinds, nodes, devices, number of free devices, price."""
     record, runtime = fleet_record.read(), hub.service.runtime
@@ -41,7 +41,7 @@ def show(hub: Hub) -> FleetView:
     }
 
 
-@verb("GET /v1/doctor")
+@verb("GET /v1/doctor", least=Role.VIEWER)
 def doctor(hub: Hub) -> list[FindingView]:
     """Findings: level (info, warning, error), subject, message, remedy, node."""
     service = hub.service

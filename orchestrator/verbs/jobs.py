@@ -16,7 +16,7 @@ from orchestrator.server.http.streams import LogStream, cursor_from
 from orchestrator.services.submissions import Submission
 from orchestrator.services.views import FIELDS
 from orchestrator.spec.resource_syntax import accelerators
-from orchestrator.verbs.declare import Arg, Events, Key, Page, verb
+from orchestrator.verbs.declare import Arg, Events, Key, Page, Role, verb
 from orchestrator.views.jobs import AcceptedView, JobEvent, JobView, ReportView
 from orchestrator.views.logs import LogEvents, LogPageView
 from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
@@ -45,7 +45,7 @@ Tail = Annotated[
 Cursor = Annotated[str, Arg("`cursor` of the previous page, as JSON", max_length=4096)]
 
 
-@verb("POST /v1/jobs", status=201)
+@verb("POST /v1/jobs", least=Role.MEMBER, status=201)
 async def submit(hub: Hub, spec: Spec, code_archive: CodeArchive = "", *, key: Key) -> JobView:
     """Submit a job; it is durable when this responds. The same key with the same body returns the same response.
 
@@ -58,14 +58,14 @@ async def submit(hub: Hub, spec: Spec, code_archive: CodeArchive = "", *, key: K
     return cast(JobView, await anyio.to_thread.run_sync(accept, spec, code_archive, key))
 
 
-@verb("POST /v1/jobs/bulk", status=201)
+@verb("POST /v1/jobs/bulk", least=Role.MEMBER, status=201)
 def submit_many(hub: Hub, jobs: BulkJobs, *, key: Key) -> AcceptedView:
     """Submit up to 1,000 jobs, all or none: {"jobs": [{"id", "name"}], "note"}, in the order of the request."""
     pairs = [(job.spec, job.code_archive) for job in jobs]
     return cast(AcceptedView, hub.service.submissions.submit_all(pairs, key))
 
 
-@verb("POST /v1/plan", idempotent=True)
+@verb("POST /v1/plan", least=Role.VIEWER, idempotent=True)
 def plan(hub: Hub, spec: Spec, content_sha: ContentSha = "") -> ExplanationView:
     """What the planner would do with this spec now: for each candidate, which devices fit and why others do not. Stores
     nothing. The folder need not be uploaded: measurements of it are looked up by its `content_sha`.
@@ -73,7 +73,7 @@ def plan(hub: Hub, spec: Spec, content_sha: ContentSha = "") -> ExplanationView:
     return hub.service.explanations.plan(spec, content_sha)
 
 
-@verb("POST /v1/offers", idempotent=True)
+@verb("POST /v1/offers", least=Role.VIEWER, idempotent=True)
 def offers(hub: Hub, spec: Spec, content_sha: ContentSha = "") -> OffersView:
     """Where this spec could run now: wait, speed and price for each candidate, pool and kind, best first.
 
@@ -82,7 +82,7 @@ def offers(hub: Hub, spec: Spec, content_sha: ContentSha = "") -> OffersView:
     return hub.service.explanations.offers(spec, content_sha)
 
 
-@verb("GET /v1/jobs")
+@verb("GET /v1/jobs", least=Role.VIEWER)
 def list_(
     hub: Hub,
     state: States = None,
@@ -99,19 +99,19 @@ def list_(
     return Page([cast(JobView, service.job_views.fields(record, selected)) for record in records], older)
 
 
-@verb("GET /v1/jobs/{ref}")
+@verb("GET /v1/jobs/{ref}", least=Role.VIEWER)
 def show(hub: Hub, ref: str) -> JobView:
     """One job with all its attempts."""
     return cast(JobView, hub.service.job_views.view(hub.service.jobs_table.find(ref)))
 
 
-@verb("POST /v1/jobs/{ref}/cancel")
+@verb("POST /v1/jobs/{ref}/cancel", least=Role.MEMBER)
 def cancel(hub: Hub, ref: str) -> JobView:
     """Cancel a job. A job that has ended is not changed."""
     return show(hub, hub.service.cancel(ref))
 
 
-@verb("POST /v1/jobs/{ref}/migrate")
+@verb("POST /v1/jobs/{ref}/migrate", least=Role.MEMBER)
 def migrate(hub: Hub, ref: str, to: Target) -> JobView:
     """Move a job to other devices: it saves a checkpoint, stops, and continues there from its checkpoint."""
     job, is_pool = hub.service.jobs_table.find(ref).job.id, to in hub.service.readiness.pools()
@@ -120,26 +120,26 @@ def migrate(hub: Hub, ref: str, to: Target) -> JobView:
     return show(hub, job)
 
 
-@verb("GET /v1/jobs/{ref}/explain")
+@verb("GET /v1/jobs/{ref}/explain", least=Role.VIEWER)
 def explain(hub: Hub, ref: str, changes: Changes = ()) -> JobExplanation:
     """For each candidate and group of devices: fits, or why not. With `if`: for the fleet with these changes."""
     return hub.service.explanations.explain(ref, changes)
 
 
-@verb("GET /v1/jobs/{ref}/history")
+@verb("GET /v1/jobs/{ref}/history", least=Role.VIEWER)
 def history(hub: Hub, ref: str) -> list[JobEvent]:
     """All events of the job, oldest first."""
     events = hub.service.store.events_of(hub.service.jobs_table.find(ref).job.id)
     return cast(list[JobEvent], [hub.service.job_views.event(event) for event in events])
 
 
-@verb("GET /v1/jobs/{ref}/reports")
+@verb("GET /v1/jobs/{ref}/reports", least=Role.VIEWER)
 def reports(hub: Hub, ref: str, after: int = 0) -> list[ReportView]:
     """Values that the job's code reported with `ctx.report`, after number `after`."""
     return cast(list[ReportView], hub.service.store.reports(hub.service.jobs_table.find(ref).job.id, after))
 
 
-@verb("GET /v1/jobs/{ref}/logs")
+@verb("GET /v1/jobs/{ref}/logs", least=Role.VIEWER)
 async def logs(
     hub: Hub, ref: str, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> LogPageView:
@@ -157,7 +157,7 @@ async def logs(
     return cast(LogPageView, page | {"away": await log.away(first)})
 
 
-@verb("GET /v1/jobs/{ref}/logs/stream")
+@verb("GET /v1/jobs/{ref}/logs/stream", least=Role.VIEWER)
 async def follow(
     hub: Hub, ref: str, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Events[LogEvents]:

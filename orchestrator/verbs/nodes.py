@@ -8,19 +8,19 @@ from orchestrator.runtime.clock import now as time_now
 from orchestrator.server.http.hub import Hub
 from orchestrator.services.service import Service
 from orchestrator.services.views import node_view
-from orchestrator.verbs.declare import Arg, verb
+from orchestrator.verbs.declare import Arg, Role, verb
 from orchestrator.views.fleet import NodeStateView, NodeView
 
 Now = Annotated[bool, Arg("its attempts save and move at once (default: they may end on the node)")]
 
 
-@verb("GET /v1/nodes")
+@verb("GET /v1/nodes", least=Role.VIEWER)
 def list_(hub: Hub) -> list[NodeView]:
     """Every node with its facts, its devices and the jobs to which they are allocated."""
     return _views(hub.service)
 
 
-@verb("POST /v1/nodes/{node}/drain")
+@verb("POST /v1/nodes/{node}/drain", least=Role.ADMIN)
 def drain(
     hub: Hub, node: str, now: Now = False, reason: Annotated[str, Arg(max_length=500)] = ""
 ) -> NodeView | NodeStateView:
@@ -28,13 +28,13 @@ def drain(
     return _after(hub.service, DrainRequested(node, reason, now))
 
 
-@verb("POST /v1/nodes/{node}/resume")
+@verb("POST /v1/nodes/{node}/resume", least=Role.ADMIN)
 def resume(hub: Hub, node: str) -> NodeView | NodeStateView:
     """Place jobs again on a node that was drained or that failed too often."""
     return _after(hub.service, ResumeRequested(node))
 
 
-@verb("POST /v1/nodes/{node}/remove")
+@verb("POST /v1/nodes/{node}/remove", least=Role.ADMIN)
 def remove(hub: Hub, node: str) -> NodeStateView:
     """Remove a lost node that will not come back."""
     hub.service.readiness.check_served()

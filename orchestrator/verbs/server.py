@@ -6,14 +6,14 @@ from typing import Annotated, cast
 from cluster.version import VERSION
 from orchestrator.home.server_authentication import CHALLENGE
 from orchestrator.server.http.hub import Hub
-from orchestrator.verbs.declare import Arg, Caller, verb
+from orchestrator.verbs.declare import Arg, Caller, Role, verb
 from orchestrator.views.server import HealthView, LivenessView, StoppingView, VersionView
 from workers.protocol.messages import PROTOCOL
 
 Challenge = Annotated[str, Arg("a random number in hexadecimal digits", pattern=CHALLENGE)]
 
 
-@verb("GET /healthz")
+@verb("GET /healthz", least=None)
 async def ping(hub: Hub, caller: Caller, challenge: Challenge = "") -> LivenessView:
     """Health check. The only path that needs no token.
 
@@ -24,14 +24,14 @@ async def ping(hub: Hub, caller: Caller, challenge: Challenge = "") -> LivenessV
     return {"ok": True, "proof": hub.prove(caller.port, challenge)} if challenge else {"ok": True}
 
 
-@verb("GET /v1/health")
+@verb("GET /v1/health", least=Role.VIEWER)
 def health(hub: Hub) -> HealthView:
     """State of the server: age of the controller's last turn, waiting calls, silence of nodes, state of the store."""
     service = hub.service
     return cast(HealthView, service.health_collector.view() | {"jobs": service.store.jobs.counts()})
 
 
-@verb("GET /v1/version")
+@verb("GET /v1/version", least=Role.VIEWER)
 def version(hub: Hub) -> VersionView:
     """Version, protocol, process id, home and start time. Clients first compare `version` with their own."""
     return {
@@ -43,7 +43,7 @@ def version(hub: Hub) -> VersionView:
     }
 
 
-@verb("POST /v1/shutdown", status=202, idempotent=True)
+@verb("POST /v1/shutdown", least=Role.ADMIN, status=202, idempotent=True)
 def shutdown(hub: Hub) -> StoppingView:
     """Stop the server. The fleet and its attempts keep running; the next server takes them over."""
     hub.stop()

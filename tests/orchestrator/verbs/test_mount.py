@@ -29,6 +29,7 @@ from orchestrator.verbs.declare import (
     Key,
     Page,
     Progress,
+    Role,
     Upload,
     verb,
     verb_of,
@@ -52,7 +53,7 @@ class BoxEvents(StreamEvents, total=False):
     box: BoxView
 
 
-@verb("GET /v1/boxes/{name}")
+@verb("GET /v1/boxes/{name}", least=Role.VIEWER)
 def show(hub: Hub, name: str, color: Annotated[Literal["red", "blue"], Arg("its color")] = "red") -> BoxView:
     """One box."""
     if name == "none":
@@ -60,7 +61,7 @@ def show(hub: Hub, name: str, color: Annotated[Literal["red", "blue"], Arg("its 
     return {"name": f"{color} {name}", "count": 1}
 
 
-@verb("GET /v1/boxes")
+@verb("GET /v1/boxes", least=Role.VIEWER)
 def list_(hub: Hub, before: int | None = None, limit: Count = 2) -> Page[BoxView]:
     """Boxes, the newest last."""
     end = 5 if before is None else before
@@ -68,20 +69,20 @@ def list_(hub: Hub, before: int | None = None, limit: Count = 2) -> Page[BoxView
     return Page([{"name": str(n), "count": n} for n in range(first, end)], first or None)
 
 
-@verb("POST /v1/boxes/{name}/add", status=201)
+@verb("POST /v1/boxes/{name}/add", least=Role.MEMBER, status=201)
 def add(hub: Hub, name: str, count: Count = 1, note: Annotated[str, Arg(in_query=True)] = "") -> BoxView:
     """Add to a box."""
     added.append(count)
     return {"name": f"{name} {note}".strip(), "count": len(added)}
 
 
-@verb("POST /v1/boxes/{name}/make")
+@verb("POST /v1/boxes/{name}/make", least=Role.MEMBER)
 async def make(hub: Hub, name: str, *, key: Key) -> BoxView:
     """Answers repeated requests itself."""
     return {"name": f"{name} {key}", "count": 0}
 
 
-@verb("GET /v1/boxes/{name}/stream")
+@verb("GET /v1/boxes/{name}/stream", least=Role.VIEWER)
 async def follow(hub: Hub, name: str) -> Events[BoxEvents]:
     """Boxes as they come."""
     if name == "none":
@@ -96,7 +97,7 @@ async def _boxes(name: str) -> AsyncIterator[tuple[str, Any] | None]:
         raise Conflict("the box is torn", "use another one")
 
 
-@verb("POST /v1/boxes/{name}/pack")
+@verb("POST /v1/boxes/{name}/pack", least=Role.MEMBER)
 def pack(hub: Hub, name: str, count: Count = 1, *, progress: Progress) -> BoxView:
     """A long operation."""
     added.append(count)
@@ -105,30 +106,30 @@ def pack(hub: Hub, name: str, count: Count = 1, *, progress: Progress) -> BoxVie
     return {"name": name, "count": len(added)}
 
 
-@verb("PUT /v1/boxes/{name}/content", status=201, slow=True)
+@verb("PUT /v1/boxes/{name}/content", least=Role.MEMBER, status=201, slow=True)
 def fill(hub: Hub, name: str, content: bytes) -> BoxView:
     """A small binary body."""
     return {"name": name + content.decode(), "count": len(content)}
 
 
-@verb("PUT /v1/boxes/{name}/stream")
+@verb("PUT /v1/boxes/{name}/stream", least=Role.MEMBER)
 async def pour(hub: Hub, name: str, upload: Upload) -> BoxView:
     """A large binary body."""
     return {"name": name, "count": sum([len(chunk) async for chunk in upload.chunks])}
 
 
-@verb("GET /v1/boxes/{name}/content", slow=True)
+@verb("GET /v1/boxes/{name}/content", least=Role.VIEWER, slow=True)
 def take(hub: Hub, name: str) -> Download:
     """A binary response."""
     return Download(name.encode(), {"Polyfleet-Name": name})
 
 
-@verb("HEAD /v1/boxes/{name}")
+@verb("HEAD /v1/boxes/{name}", least=Role.VIEWER)
 def exists(hub: Hub, name: str) -> None:
     """200 if there is such a box."""
 
 
-@verb("GET /v1/whereabouts")
+@verb("GET /v1/whereabouts", least=Role.VIEWER)
 def whereabouts(hub: Hub, caller: Caller) -> BoxView:
     """The port of the request."""
     return {"name": str(caller.port), "count": 0}
@@ -322,6 +323,6 @@ def test_a_declaration_that_contradicts_itself_is_refused():
         return {"name": "", "count": 0}
 
     for function, route in ((change, "POST /a"), (lost, "GET /a/{name}"), (long, "POST /a")):
-        verb(route)(function)
+        verb(route, least=Role.MEMBER)(function)
         with pytest.raises(TypeError, match=function.__name__):
             add_verb(APIRouter(), verb_of(function))
