@@ -19,7 +19,8 @@ CORE = "orchestrator/core/"
 SIMULATOR = "orchestrator/simulation/"
 TELLING = {
     *("model", "policy", "states", "throughput", "timing", "jobs.fold", "jobs.remaining_time", "step.control"),
-    *(f"controller.{name}" for name in ("attempts", "commands", "draft", "messages", "nodes", "scaling")),
+    "attempt.story",
+    *(f"controller.{name}" for name in ("attempts", "commands", "draft", "messages", "nodes", "scaling", "transition")),
     *(f"explanation.{name}" for name in ("explain", "offer", "waiting_queue", "what_if")),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""

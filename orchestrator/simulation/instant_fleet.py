@@ -157,23 +157,22 @@ class InstantFleet(ABC):
                 case c.Stop():
                     has_acted |= self._stop(command)
                 case c.Release():
-                    self.send(m.ReleaseAnswered(command.reservation_name, requested_s=command.requested_s))
+                    sent = command.requested_s, command.number
+                    self.send(m.ReleaseAnswered(command.reservation_name, "", *sent))
                 case c.Fence():
-                    self.send(
-                        m.FenceAnswered(command.job, command.epoch, command.epoch, requested_s=command.requested_s)
-                    )
+                    sent = command.requested_s, command.number
+                    self.send(m.FenceAnswered(command.job, command.epoch, command.epoch, "", *sent))
                 case c.StartAgent():
                     self.send(m.AgentStarted(command.node, command.ray_id))
         return has_acted
 
     def _launch(self, command: c.Launch) -> None:
         self.running[command.job] = self.start_attempt(command)
-        self.send(m.Launched(command.job, command.epoch))
+        self.send(m.Launched(command.job, command.epoch, replies_to=command.number))
 
     def _stop(self, command: c.Stop) -> bool:
-        self.send(
-            m.StopAnswered(command.node, command.job, command.epoch, command.how, requested_s=command.requested_s)
-        )
+        sent = command.requested_s, command.number
+        self.send(m.StopAnswered(command.node, command.job, command.epoch, command.how, "", *sent))
         attempt = self.running.get(command.job)
         if attempt is None or attempt.epoch != command.epoch:
             return False

@@ -62,9 +62,8 @@ class SimulatedExecutor:
         generation = self.server.generation
 
         def then(error: Exception | None) -> None:
-            self.server.receive_external(
-                m.StopAnswered(node, job, epoch, mode, str(error) if error else "", command.requested_s)
-            )
+            text, number = str(error) if error else "", command.number
+            self.server.receive_external(m.StopAnswered(node, job, epoch, mode, text, command.requested_s, number))
 
         self.call_agent(node, REPLY_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
 
@@ -85,7 +84,8 @@ class SimulatedExecutor:
             return max(current_epoch, epoch)
 
         def post_result(_: int, current_epoch: int, error: str) -> None:
-            self.server.receive_external(m.FenceAnswered(command.job, epoch, current_epoch, error, command.requested_s))
+            sent = command.requested_s, command.number
+            self.server.receive_external(m.FenceAnswered(command.job, epoch, current_epoch, error, *sent))
 
         self.fences.change(command.job, FenceChange(write, post_result))
 
@@ -95,21 +95,21 @@ class SimulatedExecutor:
 
     def _released(self, command: c.Release) -> None:
         """Release devices, unless the next attempt has taken over their reservation."""
-        ray = self.world.ray
+        ray, sent = self.world.ray, (command.requested_s, command.number)
         if ray.is_away:
-            self.server.receive_external(
-                m.ReleaseAnswered(command.reservation_name, "Ray's head does not respond", command.requested_s)
-            )
+            error = "Ray's head does not respond"
+            self.server.receive_external(m.ReleaseAnswered(command.reservation_name, error, *sent))
             return
         if command.reservation_name not in self.reservations_in_use:
             ray.reserved.pop(command.reservation_name, None)
-        self.server.receive_external(m.ReleaseAnswered(command.reservation_name, requested_s=command.requested_s))
+        self.server.receive_external(m.ReleaseAnswered(command.reservation_name, "", *sent))
 
     def replicate(self, command: c.Replicate) -> None:
         """Copy a checkpoint. The first copy of each job fails because the disk is full."""
         error = "" if command.job in self.copied else "no space"
         self.copied.add(command.job)
-        message = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
+        path = f"{command.job}/step-{command.step}"
+        message = m.Replicated(command.job, command.step, command.node, path, error, command.number)
         self.server.later(0.5, self.server.receive_external, message)
 
     def start_agent(self, command: c.StartAgent) -> None:

@@ -28,7 +28,7 @@ class Injector:
     def _again(self, name: str, act: Callable[["Injector"], None], mean_s: float) -> None:
         if self.active:
             self.injected[name] = self.injected.get(name, 0) + 1
-            self.world.add_trace("fault", name)
+            self.world.note(f"fault: {name}")
             act(self)
             self.world.after(self.world.rng.expovariate(1.0 / mean_s), self._again, name, act, mean_s)
 

@@ -37,9 +37,8 @@ class SimulatedLaunch:
 
     def fail(self, message: str, kind: str = "launch", newest: int = 0) -> None:
         nodes, failed = tuple(sorted(self.maybe_started)), tuple(sorted(self.unanswered))
-        self.server.receive_external(
-            m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, newest, failed)
-        )
+        attempt, number = (self.command.job, self.command.epoch), self.command.number
+        self.server.receive_external(m.LaunchFailed(*attempt, kind, message, nodes, newest, failed, replies_to=number))
 
     def reserve(self, waited_s: float) -> None:
         """Reserve the devices; retry while others hold them, up to RESERVE_S."""
@@ -62,7 +61,10 @@ class SimulatedLaunch:
             for nodes in (lacking, lacking - {node for node, _ in devices & reserved})
         )
         job, epoch, message = self.command.job, self.command.epoch, "Ray did not reserve its devices"
-        self.server.receive_external(m.LaunchFailed(job, epoch, "launch", message, lacking=short, stuck=unheld))
+        failed = m.LaunchFailed(
+            job, epoch, "launch", message, lacking=short, stuck=unheld, replies_to=self.command.number
+        )
+        self.server.receive_external(failed)
 
     def _devices(self) -> frozenset[tuple[str, int]]:
         orders = zip(self.command.nodes, self.command.orders, strict=True)
@@ -136,7 +138,8 @@ class SimulatedLaunch:
             self._failed(next(filter(newest_epoch, causes), causes[0]))
         else:
             step = self.world.newest_step(self.command.job)
-            self.server.receive_external(m.Launched(self.command.job, self.command.epoch, step or None))
+            job, epoch, number = self.command.job, self.command.epoch, self.command.number
+            self.server.receive_external(m.Launched(job, epoch, step or None, replies_to=number))
 
     def _failed(self, cause: Exception) -> None:
         kind = "user" if isinstance(cause, RefusedForUser) else "launch"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.attempt.story import lines_of
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control
@@ -92,7 +93,7 @@ class SimulatedServer:
         if self.up:
             self.up = False
             self.life += 1
-            self.world.add_trace("server", "killed")
+            self.world.note("the server's process ended")
             self.world.after(self.world.rng.choice((0.5, 2.0, 15.0)), self.start)
 
     def freeze(self, seconds: float) -> None:
@@ -174,10 +175,9 @@ class SimulatedServer:
         events: list[Event] = []
         commands: list[Command] = []
         for group in _group([message for message, _ in received]):
-            for message in group:
-                self.world.add_trace(message, now.s)
             before = control
-            control, step_events, step_commands = self._step(before, group, now)
+            control, step_events, step_commands, transitions = self._step(before, group, now)
+            self.world.add_lines(lines_of(group, control.messages, transitions, step_commands, now.wall_s))
             self.world.checks.check_state(control, self.watch.take_problems())
             if step_events or step_commands:
                 self.world.checks.check_step(before, step_events, step_commands, control)
@@ -191,10 +191,9 @@ class SimulatedServer:
                 stored = self.store.append(events)
                 self.world.checks.check_transaction(stored, records_before)
                 for event in events:
-                    self.world.add_trace(event, now.s)
-                for event in events:
                     self.pass_crash_point(crash_points.event_point(event.event, crash_points.AFTER))
         except SimulatedStoreError:
+            self.world.note("the store failed, so these messages are handled again")
             self.inbox = [(x, on_done) for x, on_done in received if not isinstance(x, m.Tick)] + self.inbox
             self.later(RETRY_S, self._cycle)
             return
@@ -205,7 +204,6 @@ class SimulatedServer:
             if on_done:
                 on_done()
         for command in commands:
-            self.world.add_trace(command, now.s)
             self.pass_crash_point(crash_points.command_point(command, crash_points.BEFORE))
             self._executor.execute(command)
             self.pass_crash_point(crash_points.command_point(command, crash_points.AFTER))

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from orchestrator.core.attempt import story
+from orchestrator.core.attempt.story import StoryLine
 from orchestrator.core.controller.scaling import NodeGroup
+from orchestrator.core.model import Event
 from tests.simulator.attempt import SimulatedAttempt
 from tests.simulator.clock import VirtualClock
-from tests.simulator.event_text import describe
 from tests.simulator.fault_injector import Injector
 from tests.simulator.faults import Faults, swarm
 from tests.simulator.invariants import Broken, Checks, Violation
@@ -21,8 +23,7 @@ from tests.simulator.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
 CHECK_EVERY_S = 4.0
-MAX_TRACE = 100_000
-FAULT_ITEMS = ("fault", "server")
+MAX_LINES = 100_000
 
 
 class Simulation:
@@ -42,7 +43,7 @@ class Simulation:
         self.unreadable: set[str] = set()
         self.armed: tuple[str, int] | None = None
         self.healed = self.was_restored = False
-        self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=MAX_TRACE)
+        self.lines: deque[StoryLine] = deque(maxlen=MAX_LINES)
         self._launches = 0
         self.store, self.ray = SimulatedStore(), SimulatedRay(self)
         self.groups: tuple[NodeGroup, ...] = ()
@@ -91,8 +92,11 @@ class Simulation:
     def after(self, delay_s: float, action: Callable[..., Any], *arguments: Any) -> None:
         self.clock.after(delay_s, action, *arguments)
 
-    def add_trace(self, item: Any, context: Any) -> None:
-        self.trace.append((self.clock.now_s, item, context))
+    def add_lines(self, lines: list[StoryLine]) -> None:
+        self.lines.extend(lines)
+
+    def note(self, text: str) -> None:
+        self.lines.append(story.note(text, self.wall_s))
 
     def next_launch(self) -> int:
         self._launches += 1
@@ -208,10 +212,15 @@ class Simulation:
         return None
 
     def story(self, job: str, maximum: int = 6000) -> list[str]:
-        """The last lines of the trace that name `job`, together with the faults."""
-        lines = []
-        for at_s, item, context in self.trace:
-            text = f"{at_s:10.3f} {describe(item)} {context if isinstance(context, str) else ''}"
-            if (not job or f"{job}." in text + "." or f"{job} " in text or f"'{job}'" in text) or item in FAULT_ITEMS:
-                lines.append(text)
-        return lines[-maximum:]
+        """Stored events of a job, then the last lines of its story as the server prints it, and the faults."""
+        events = [
+            f"{event.time_s:.1f} {event.event} of attempt {event.epoch} {_shown(event)}"
+            for event in self.store.log
+            if event.job == job
+        ]
+        steps = story.story(self.lines, job)[-maximum:]
+        return events + [story.step_text(step.number, step.wall_s, step.message, step.changes) for step in steps]
+
+
+def _shown(event: Event) -> dict[str, Any]:
+    return {name: value for name, value in event.data.items() if name not in ("job", "spec")}

@@ -78,7 +78,7 @@ def launch_failed(draft: Draft, message: LaunchFailed) -> None:
         return
     if message.newest_epoch >= attempt.epoch:
         draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=message.newest_epoch)
-    attempt = move(draft, attempt.job, "launch_failed", since_s=draft.now.s)
+    attempt = move(draft, attempt.job, "launch_failed", message.message, since_s=draft.now.s)
     started = message.kind == "launch" and all(
         part.phase and part.node in message.maybe_started for part in attempt.parts
     )

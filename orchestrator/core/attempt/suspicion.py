@@ -107,7 +107,7 @@ def _raise_fence(draft: Draft, attempt: LiveAttempt, why: str) -> None:
     if is_requested and not _is_overdue(attempt, draft.now.s):
         return
     draft.attempts[attempt.job] = attempt.begin_cut_off(why, draft.now.s)
-    move(draft, attempt.job, "timed_out" if is_requested else "suspected")
+    move(draft, attempt.job, "timed_out" if is_requested else "suspected", why)
 
 
 def _is_overdue(attempt: LiveAttempt, now_s: float) -> bool:

@@ -19,6 +19,7 @@ from orchestrator.core.attempt.attempt_states import (
 )
 from orchestrator.core.controller.attempts import (
     UNFENCED,
+    AttemptPart,
     AttemptState,
     FenceRequest,
     LiveAttempt,
@@ -28,6 +29,7 @@ from orchestrator.core.controller.attempts import (
 )
 from orchestrator.core.controller.commands import Fence, RemoveFiles, Stop
 from orchestrator.core.controller.draft import Draft
+from orchestrator.core.controller.transition import Transition
 from orchestrator.core.timing import STOP_RETRY_S
 
 A = AttemptState
@@ -56,10 +58,16 @@ def _next(
     return row
 
 
-def move(draft: Draft, job: str, event: str, **data: Any) -> LiveAttempt:
+def _record(
+    draft: Draft, attempt: LiveAttempt, node: str | None, before: StrEnum, event: str, after: StrEnum, why: str
+) -> None:
+    draft.transitions.append(Transition(draft.cause, attempt.job, attempt.epoch, node, before, event, after, why))
+
+
+def move(draft: Draft, job: str, event: str, why: str = "", **data: Any) -> LiveAttempt:
     """Apply an event to an attempt, and send the command of its row. Return the attempt after it.
 
-    `data`: fields of LiveAttempt that belong to its next state.
+    `why`: the reason, or "". `data`: fields of LiveAttempt that belong to its next state.
     """
     attempt = draft.attempts[job]
     row = _next(draft, ATTEMPT, IGNORED_BY_ATTEMPT, (attempt.state, event), f"attempt {attempt.key}")
@@ -69,6 +77,7 @@ def move(draft: Draft, job: str, event: str, **data: Any) -> LiveAttempt:
     if state is A.ADOPTED and command:
         data["read_s"] = draft.now.s
     after = replace(attempt, state=state, fence=_fence_after(attempt, event, state, command, draft.now.s), **data)
+    _record(draft, attempt, None, attempt.state, event, state, why or data.get("superseded_reason", ""))
     if state is A.ENDED:
         draft.remove_attempt(attempt)
     else:
@@ -129,7 +138,17 @@ def move_part(draft: Draft, job: str, node_rank: int, event: str, **data: Any) -
         data["doubt"] = ""
     if after in REPORTED:
         data["last_reported"] = after
-    draft.attempts[job] = attempt.with_part(node_rank, replace(part, state=after, **data))
+    updated = replace(part, state=after, **data)
+    _record(draft, attempt, part.node, part.state, event, after, _part_reason(updated))
+    draft.attempts[job] = attempt.with_part(node_rank, updated)
+
+
+def _part_reason(part: AttemptPart) -> str:
+    """Return why a part is in its state, or ""."""
+    if part.state is PartState.ENDED and part.outcome is not None:
+        failure = part.outcome.failure
+        return f"{part.outcome.state}, {failure.kind}" if failure else part.outcome.state
+    return part.doubt or part.unreadable_reason
 
 
 def move_stop(draft: Draft, job: str, node: str, event: str, how: str = "") -> None:
@@ -146,6 +165,7 @@ def move_stop(draft: Draft, job: str, node: str, event: str, how: str = "") -> N
         del requests[node]
     else:
         requests[node] = _updated_request(request, state, event, how, draft.now.s)
+    _record(draft, attempt, node, stop_state(request), event, state, how or (request.how if request else ""))
     draft.attempts[job] = replace(attempt, stop_requests=requests)
     if command:
         draft.command(Stop(node, job, attempt.epoch, requests[node].how, draft.now.s))

@@ -10,8 +10,19 @@ from orchestrator.core.model import Data
 from workers.protocol.messages import Order
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedCommand:
+    """Base of commands. `cause`: number of the message that led to it; `number`: its own. A draft sets both.
+
+    Commands with equal contents are equal.
+    """
+
+    cause: int = field(default=0, compare=False, repr=False)
+    number: int = field(default=0, compare=False, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NumberedCommand):
     """Reserve, raise the fence, copy checkpoint and code, start every part. Reply: Launched or LaunchFailed.
 
     `orders` are by node rank, without the rendezvous address, the checkpoint to resume from and `data`, which is copied
@@ -46,7 +57,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NumberedCommand):
     """Stop an attempt on a node. Reply: StopAnswered with the same `requested_s` (monotonic).
 
     `how` is one of workers.protocol.messages.STOPS.
@@ -60,7 +71,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveFiles:
+class RemoveFiles(NumberedCommand):
     """The end of an attempt is stored, so its node may remove the files of its ranks. No reply."""
 
     node: str
@@ -69,7 +80,7 @@ class RemoveFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(NumberedCommand):
     """Invalidate all attempts of `job` older than `epoch`. Reply: FenceAnswered with the same `requested_s`
     (monotonic).
 
@@ -84,7 +95,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(NumberedCommand):
     """Remove the reservation `reservation_name` in Ray. Reply: ReleaseAnswered with the same `requested_s`."""
 
     reservation_name: str
@@ -92,7 +103,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAgent:
+class StartAgent(NumberedCommand):
     """Find or start the agent of a node. Reply: AgentStarted."""
 
     node: str
@@ -100,7 +111,7 @@ class StartAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartAgent:
+class RestartAgent(NumberedCommand):
     """End an agent that does not respond, so that Ray restarts it. No reply: the new agent registers itself."""
 
     node: str
@@ -109,7 +120,7 @@ class RestartAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartNode:
+class RestartNode(NumberedCommand):
     """End an idle node so that it is started again, if Ray still holds a stuck reservation there.
 
     Ray then lists it under a new id; otherwise the reply is NodeNotRestarted.
@@ -121,7 +132,7 @@ class RestartNode:
 
 
 @dataclass(frozen=True, slots=True)
-class UnwatchAgent:
+class UnwatchAgent(NumberedCommand):
     """Stop polling the agent of a node that has left the cluster."""
 
     node: str
@@ -129,7 +140,7 @@ class UnwatchAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class EndIdleAgent:
+class EndIdleAgent(NumberedCommand):
     """End the agent of an unused node, so that the autoscaler can remove the node. No reply."""
 
     node: str
@@ -137,7 +148,7 @@ class EndIdleAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestNodes:
+class RequestNodes(NumberedCommand):
     """Request from the autoscaler all nodes that are needed, those in use included. Reply: NodeRequestAnswered.
 
     Each request replaces the one before.
@@ -147,7 +158,7 @@ class RequestNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreReport:
+class StoreReport(NumberedCommand):
     """Store the metrics of a step. `at`: position among the events of its attempt."""
 
     job: str
@@ -158,7 +169,7 @@ class StoreReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Replicate:
+class Replicate(NumberedCommand):
     """Copy checkpoint `path` of `pool`, read through node `reader`, to the storage of `node`. Reply: Replicated.
 
     Older copies there than the newest `keep` are removed.
@@ -174,7 +185,7 @@ class Replicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(NumberedCommand):
     """Reject a user's request, with a reason and a remedy. `is_missing`: the named object does not exist."""
 
     message: str
@@ -183,7 +194,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class LogWarning:
+class LogWarning(NumberedCommand):
     """Write a warning to the server's log."""
 
     text: str

@@ -12,6 +12,7 @@ from orchestrator.core.controller.commands import Command, LogWarning
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.controller.nodes import Node
 from orchestrator.core.controller.scaling import Scaling
+from orchestrator.core.controller.transition import Transition
 from orchestrator.core.jobs.fold import Record, apply, ignored_reason
 from orchestrator.core.model import Event, Plan, Progress, Since
 from orchestrator.core.placement_slots import PlanMemory
@@ -82,6 +83,7 @@ class Control:
     controller is in the fleet's cluster, since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time
     of the newest plan, `full_plan_s` of the newest full one, in which jobs of equal priority could move; `memory` is
     input of the next plan. `ticked_s`: time of the newest tick. `needs_plan`: a new plan may differ from the last one.
+    `messages` and `commands` are the numbers of messages handled and commands sent since this controller started.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -111,6 +113,8 @@ class Control:
     is_joined: bool = False
     joined_s: float = 0.0
     problem: str = ""
+    messages: int = 0
+    commands: int = 0
 
 
 class CopyOnWriteDict(Generic[V]):
@@ -157,7 +161,10 @@ class CopyOnWriteDict(Generic[V]):
 
 
 class Draft:
-    """Result of a step so far: changed tables, events to store, and commands to execute once these are stored."""
+    """Result of a step so far: changed tables, events to store, and commands to execute once these are stored.
+
+    `cause`: number of the message that is being handled. `transitions`: changes of states of attempts, in order.
+    """
 
     def __init__(self, control: Control, now: Now):
         self.control, self.now = control, now
@@ -176,6 +183,8 @@ class Draft:
         self.progress = CopyOnWriteDict(control.progress)
         self.events: list[Event] = []
         self.commands: list[Command] = []
+        self.transitions: list[Transition] = []
+        self.cause = control.messages
         self.changes: dict[str, Any] = {}
 
     def finish(self) -> Control:
@@ -195,6 +204,8 @@ class Draft:
             copies=self.copies.current,
             uncopied=self.uncopied.current,
             progress=self.progress.current,
+            messages=self.cause,
+            commands=self.control.commands + len(self.commands),
             **self.changes,
         )
 
@@ -202,8 +213,13 @@ class Draft:
         """Set fields of Control that are not tables."""
         self.changes |= fields
 
+    def begin_message(self) -> None:
+        """Count a message: what follows has its number as cause."""
+        self.cause += 1
+
     def command(self, *commands: Command) -> None:
-        self.commands += commands
+        first = self.control.commands + len(self.commands) + 1
+        self.commands += [replace(c, cause=self.cause, number=first + i) for i, c in enumerate(commands)]
 
     def warn(self, text: str) -> None:
         self.command(LogWarning(text))

@@ -1,7 +1,8 @@
 """Messages to the controller: from users, agents, the executor of its commands, and the clock.
 
 A message may arrive twice, late or out of order, so the core relies on no order. Only Submitted arrives exactly once,
-since the controller does not keep ended jobs and would not recognise a repetition.
+since the controller does not keep ended jobs and would not recognise a repetition. `replies_to`: number of the command
+that a message replies to, 0 if unknown.
 """
 
 from collections.abc import Mapping
@@ -181,6 +182,7 @@ class Launched:
     script: str = ""
     missed_files: str = ""
     source: str = ""
+    replies_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class LaunchFailed:
     unanswered: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
+    replies_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,7 @@ class StopAnswered:
     how: str
     error: str = ""
     requested_s: float = 0.0
+    replies_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ class FenceAnswered:
     current_epoch: int = 0
     error: str = ""
     requested_s: float = 0.0
+    replies_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,7 @@ class ReleaseAnswered:
     reservation_name: str
     error: str = ""
     requested_s: float = 0.0
+    replies_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +262,7 @@ class Replicated:
     node: str
     path: str = ""
     error: str = ""
+    replies_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The controller as a pure function, used by the server, the simulator and the fault tests.
 
-`step(control, message, now)` returns the next state, the events to store, and the commands to execute once these are
-stored. No threads, no clock, no Ray.
+`step(control, message, now)` returns the next state, the events to store, the commands to execute once these are
+stored, and the changed states of attempts. Messages are numbered, and that number is the `cause` of what follows from
+them. No threads, no clock, no Ray.
 
 | file                       | decides                                                                              |
 |----------------------------|--------------------------------------------------------------------------------------|
@@ -28,6 +29,7 @@ from orchestrator.core.controller.attempts import AttemptState, attempt_of
 from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control, Draft, PendingRelease
 from orchestrator.core.controller.messages import Message, Now
+from orchestrator.core.controller.transition import Transition
 from orchestrator.core.fleet import autoscaler, leaked_devices, membership, node_requests
 from orchestrator.core.jobs import progress
 from orchestrator.core.jobs.fold import Record
@@ -40,21 +42,28 @@ class Step(NamedTuple):
     control: Control
     events: tuple[Event, ...]
     commands: tuple[Command, ...]
+    transitions: tuple[Transition, ...]
 
 
 def step(control: Control, message: Message, now: Now) -> Step:
     """Handle one message. Deterministic: equal arguments give equal results."""
     draft = Draft(control, now)
+    draft.begin_message()
     HANDLERS[type(message)](draft, message)
-    return Step(draft.finish(), tuple(draft.events), tuple(draft.commands))
+    return _step_of(draft)
 
 
 def step_replies(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
     """Apply heartbeats in order, like `step` for each of them, but copy the tables only once."""
     draft = Draft(control, now)
     for heartbeat in beats:
+        draft.begin_message()
         attempt_reports.apply_reply(draft, heartbeat)
-    return Step(draft.finish(), tuple(draft.events), tuple(draft.commands))
+    return _step_of(draft)
+
+
+def _step_of(draft: Draft) -> Step:
+    return Step(draft.finish(), tuple(draft.events), tuple(draft.commands), tuple(draft.transitions))
 
 
 def control_from_log(

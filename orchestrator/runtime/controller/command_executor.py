@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -130,13 +131,13 @@ class CommandExecutor:
     def _run_launch(self, launch: c.Launch) -> Message:
         try:
             with self._lock_devices(launch.reservation_name):
-                return self._launcher.launch(launch)
+                return replace(self._launcher.launch(launch), replies_to=launch.number)
         except _DevicesBusy as e:
-            return LaunchFailed(launch.job, launch.epoch, "launch", str(e))
+            return LaunchFailed(launch.job, launch.epoch, "launch", str(e), replies_to=launch.number)
         except Exception as e:
             log.exception("launching %s failed", launch.attempt)
             message = f"launching failed: {e!r}; its traceback is in the server's log"
-            return LaunchFailed(launch.job, launch.epoch, "launch", message, launch.nodes)
+            return LaunchFailed(launch.job, launch.epoch, "launch", message, launch.nodes, replies_to=launch.number)
 
     def _release(self, release: c.Release) -> None:
         self._allocations_in_use.discard(release.reservation_name)
@@ -149,15 +150,16 @@ class CommandExecutor:
                 if command.reservation_name not in self._allocations_in_use:
                     reservations.release(command.reservation_name)
         except PolyfleetError as e:
-            return ReleaseAnswered(command.reservation_name, str(e), command.requested_s)
-        return ReleaseAnswered(command.reservation_name, requested_s=command.requested_s)
+            return ReleaseAnswered(command.reservation_name, str(e), command.requested_s, command.number)
+        return ReleaseAnswered(command.reservation_name, "", command.requested_s, command.number)
 
     def _run_replication(self, command: c.Replicate) -> Message:
         try:
-            return Replicator(self._launcher.checkpoints).replicate(command)
+            return replace(Replicator(self._launcher.checkpoints).replicate(command), replies_to=command.number)
         except Exception as e:
             log.exception("copying a checkpoint of %s failed", command.job)
-            return Replicated(command.job, command.step, command.node, error=f"internal error: {e!r}")
+            error = f"internal error: {e!r}"
+            return Replicated(command.job, command.step, command.node, error=error, replies_to=command.number)
 
     @contextmanager
     def _lock_devices(self, allocation_name: str) -> Iterator[None]:
@@ -194,8 +196,9 @@ class CommandExecutor:
 
     def _stop(self, stop: c.Stop) -> None:
         def post_result(error: BaseException | None) -> None:
+            text = str(error) if error else ""
             self._post(
-                StopAnswered(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.requested_s)
+                StopAnswered(stop.node, stop.job, stop.epoch, stop.how, text, stop.requested_s, replies_to=stop.number)
             )
 
         self._agents.call_async(stop.node, "stop", stop.job, stop.epoch, stop.how, done=post_result)
@@ -205,10 +208,9 @@ class CommandExecutor:
         change(fence.job, fence.epoch, partial(self._post_fence_result, fence))
 
     def _post_fence_result(self, fence: c.Fence, current_epoch: Any) -> None:
-        if isinstance(current_epoch, BaseException):
-            self._post(FenceAnswered(fence.job, fence.epoch, error=str(current_epoch), requested_s=fence.requested_s))
-        else:
-            self._post(FenceAnswered(fence.job, fence.epoch, current_epoch, requested_s=fence.requested_s))
+        is_error = isinstance(current_epoch, BaseException)
+        epoch, error = (0, str(current_epoch)) if is_error else (current_epoch, "")
+        self._post(FenceAnswered(fence.job, fence.epoch, epoch, error, fence.requested_s, replies_to=fence.number))
 
     def _request_nodes(self, command: c.RequestNodes) -> None:
         RAY.submit(

@@ -90,13 +90,15 @@ class Launcher:
         source = (
             f"{resume_source.checkpoint['pool']}:{resume_source.checkpoint['path']}" if resume_source.checkpoint else ""
         )
-        result_fields = {
-            "missed": resume_source.missed,
-            "missed_files": missing_files,
-            "script": script.text,
-            "source": source,
-        }
-        return Launched(command.job, command.epoch, step, **result_fields)
+        return Launched(
+            command.job,
+            command.epoch,
+            step,
+            missed=resume_source.missed,
+            missed_files=missing_files,
+            script=script.text,
+            source=source,
+        )
 
     def _set_activity(self, command: Launch, activity: str) -> None:
         self.activity[command.attempt] = activity

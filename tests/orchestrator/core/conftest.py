@@ -6,6 +6,7 @@ import pytest
 
 from cluster.types import Device, NodeFacts
 from orchestrator.core.attempt.invariants import check
+from orchestrator.core.attempt.story import lines_of
 from orchestrator.core.controller import commands as commands_
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.draft import Control
@@ -65,7 +66,7 @@ class Controller:
 
     def __init__(self, w):
         self.w, self.s, self.wall_s, self.control = w, 1000.0, 5e8, Control()
-        self.number, self.watch = 0, StateWatch()
+        self.number, self.watch, self.lines = 0, StateWatch(), []
         self.tell(m.ClusterJoined())
 
     def tell(self, message, after_s=0.0):
@@ -77,6 +78,7 @@ class Controller:
             message = replace(message, requested_s=self.s)
         done = self.watch.step(self.control, message, Now(self.s, self.wall_s))
         self.control, self.events = done.control, done.events
+        self.lines += lines_of([message], done.control.messages, done.transitions, done.commands, self.wall_s)
         assert (self.watch.take_problems(), check(self.control)) == ([], [])
         timed = commands_.Fence | commands_.Stop | commands_.Release
         commands = [replace(x, requested_s=0.0) if isinstance(x, timed) else x for x in done.commands]

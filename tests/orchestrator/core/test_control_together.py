@@ -17,9 +17,13 @@ def test_answers_taken_together_are_as_one_after_the_other(c, w):
         for live in c.control.attempts.values()
         for part in live.parts
     ]
-    at, state, events, commands = Now(c.s, c.wall_s), c.control, (), ()
+    at, state, events, commands, transitions = Now(c.s, c.wall_s), c.control, (), (), ()
     for beat in beats:
         done = core.step(state, beat, at)
         state, events, commands = done.control, events + done.events, commands + done.commands
+        transitions += done.transitions
     assert len(commands) == 4
-    assert core.step_replies(c.control, beats, at) == (state, events, commands)
+    together = core.step_replies(c.control, beats, at)
+    assert together == (state, events, commands, transitions)
+    assert {command.cause for command in commands} == {c.control.messages + 1, c.control.messages + 2}
+    assert [(x.cause, x.number) for x in together.commands] == [(x.cause, x.number) for x in commands]
