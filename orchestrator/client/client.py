@@ -156,6 +156,10 @@ class Client(FileClient):
     def history(self, ref: str) -> list[Data]:
         return self.rows(f"/v1/jobs/{segment(ref)}/history")
 
+    def story(self, ref: str) -> Data:
+        """Events of a job, and what the server did about it after which message: {"job", "events", "steps"}."""
+        return self.get(f"/v1/jobs/{segment(ref)}/story")
+
     def reports(self, ref: str, after: int = 0) -> list[Data]:
         return self.rows(f"/v1/jobs/{segment(ref)}/reports", after=after)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.core.attempt.story import story
 from orchestrator.core.attempt.suspicion import waiting_reason
 from orchestrator.core.controller.attempts import node_of
 from orchestrator.core.controller.messages import Now
@@ -83,6 +84,11 @@ class JobViews:
         """Last contact with a node, seconds since the epoch; 0 if unknown."""
         node = None if self._runtime.problem else self._runtime.control.nodes.get(name)
         return self._inventory.last_contact_s(name) if node is None else at.wall_s - node.silent_s(at.s)
+
+    def story(self, job: str) -> list[dict[str, Any]]:
+        """What followed for a job from the newest messages, oldest first."""
+        steps = story(self._runtime.story, job)
+        return [{"number": s.number, "time": s.wall_s, "message": s.message, "changes": [*s.changes]} for s in steps]
 
     def event(self, event: Event) -> dict[str, Any]:
         record = self._jobs.get(event.job)

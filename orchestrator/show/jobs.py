@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
+from orchestrator.core.attempt.story import step_text
 from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
 from orchestrator.show.table import TableStack, TextTable, facts, grid
-from orchestrator.terminal_text import escape_control
+from orchestrator.terminal_text import escape_control, one_line
 from orchestrator.units import elapsed, size, time_since, when
 
 Data = dict[str, Any]
@@ -90,6 +91,12 @@ def history(rows: list[Data]) -> TextTable:
     """One line per event of a job."""
     lines = ((when(row["time"]), row["attempt"] or "", row["event"], _event(row["data"])) for row in rows)
     return grid(("TIME", "ATTEMPT", "EVENT", "WHAT"), lines, empty="no events")
+
+
+def story(view: Data) -> TableStack:
+    """The events of a job, then one line per message from which something followed for it. Times are UTC."""
+    steps = (step_text(step["number"], step["time"], step["message"], step["changes"]) for step in view["steps"])
+    return TableStack((history(view["events"]), "", *map(one_line, steps)))
 
 
 def _event(data: Data) -> str:

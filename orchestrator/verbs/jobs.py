@@ -17,7 +17,7 @@ from orchestrator.services.submissions import Submission
 from orchestrator.services.views import FIELDS
 from orchestrator.spec.resource_syntax import accelerators
 from orchestrator.verbs.declare import Arg, Events, Key, Page, Role, verb
-from orchestrator.views.jobs import AcceptedView, JobEvent, JobView, ReportView
+from orchestrator.views.jobs import AcceptedView, JobEvent, JobStoryView, JobView, ReportView
 from orchestrator.views.logs import LogEvents, LogPageView
 from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
 
@@ -131,6 +131,16 @@ def history(hub: Hub, ref: str) -> list[JobEvent]:
     """All events of the job, oldest first."""
     events = hub.service.store.events_of(hub.service.jobs_table.find(ref).job.id)
     return cast(list[JobEvent], [hub.service.job_views.event(event) for event in events])
+
+
+@verb("GET /v1/jobs/{ref}/story", least=Role.VIEWER)
+def story(hub: Hub, ref: str) -> JobStoryView:
+    """How the server came to the present state of a job: its stored events, then for each message that led to a change
+    of its attempts or to a command about it, what followed. The server has the newest 10,000 lines about all jobs in
+    memory.
+    """
+    job = hub.service.jobs_table.find(ref).job.id
+    return cast(JobStoryView, {"job": job, "events": history(hub, job), "steps": hub.service.job_views.story(job)})
 
 
 @verb("GET /v1/jobs/{ref}/reports", least=Role.VIEWER)

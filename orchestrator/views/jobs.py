@@ -157,6 +157,29 @@ class AcceptedView(TypedDict):
     """Why they wait, if no fleet is up."""
 
 
+class StoryStepView(TypedDict):
+    """What the server did about a job after one message, such as a reply of a node."""
+
+    number: int
+    """Number of the message since the server started; 0 for a note about the server itself."""
+    time: float
+    """When the message was handled, in seconds since the epoch."""
+    message: str
+    changes: list[str]
+    """Changed states of its attempts, then commands; a number in brackets is that of a command."""
+
+
+class JobStoryView(TypedDict):
+    """Events of a job, and how the server came to them."""
+
+    job: str
+    """Id of the job."""
+    events: "list[JobEvent]"
+    """All events of the job, oldest first."""
+    steps: list[StoryStepView]
+    """Oldest first, from the newest 10,000 lines about all jobs since the server started."""
+
+
 class JobEvent(TypedDict):
     """An event of a job, or of a node."""
 

@@ -34,6 +34,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "polyfleet simulate --trace jobs.csv --throughputs rates.csv --fleet v100=36,k80=36",
         "polyfleet simulate --log ~/.polyfleet --since 7d --policy makespan",
     ),
+    "debug story": ("polyfleet debug story sweep-1", "polyfleet debug story sweep-1 -o json"),
     "schema": ("polyfleet schema job", "polyfleet schema fleet -o yaml"),
     "completion": ("polyfleet completion bash", "polyfleet completion zsh > ~/.zfunc/_polyfleet"),
     "benchmark list": ("polyfleet benchmark list", "polyfleet benchmark list 'gpt2/*' --scale full"),

@@ -13,7 +13,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Fleet": ("up", "down", "status", "inventory", "backends", "doctor", "top", "node", "hosts", "env", "render"),
     "Checkpoints and measurements": ("checkpoint", "benchmark", "validate", "kernels", "simulate"),
-    "Server and shell": ("server", "schema", "completion"),
+    "Server and shell": ("server", "debug", "schema", "completion"),
 }
 """Headings of `polyfleet --help`; a test checks that each command is below one of them."""
 

@@ -13,6 +13,7 @@ from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet import fleet_record
 from cluster.fleet.fleet_record import FleetRecord
 from cluster.paths import home
+from orchestrator.core.attempt.story import StoryLine
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control
@@ -121,6 +122,11 @@ class ControllerThread(threading.Thread):
     @property
     def control(self) -> Control:
         return self._steps.control
+
+    @property
+    def story(self) -> list[StoryLine]:
+        """The newest lines of the story of all jobs, oldest first."""
+        return self._steps.story.lines()
 
     @property
     def plan(self) -> Plan:

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from cluster.errors import FleetError
+from orchestrator.core.attempt import story
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.commands import Command, Reject
 from orchestrator.core.controller.draft import Control
@@ -21,6 +22,7 @@ from orchestrator.core.step import control
 from orchestrator.runtime import crash_points
 from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.pending_request import PendingRequest
+from orchestrator.runtime.controller.story_ring import StoryRing
 from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,8 @@ CYCLE_S = 0.5
 class StepBatch:
     """Applies messages.
 
-    `control`: the newest stored state. `tick_due_s`: when the next tick is due (monotonic).
+    `control`: the newest stored state. `story`: what followed from the newest messages. `tick_due_s`: when the next
+    tick is due (monotonic).
 
     `stored` is called with each new state, `storing` before each write to the job store.
     """
@@ -49,6 +52,8 @@ class StepBatch:
     ):
         self._jobs, self._on_state, self._before_write = jobs, stored, storing
         self.control = control
+        self.story = StoryRing()
+        self.story.add([story.note("the server started", now().wall_s)])
         self.tick_due_s = 0.0
 
     def apply(self, items: list[Any]) -> list[Command]:
@@ -93,7 +98,7 @@ class StepBatch:
 
     def _apply(self, items: list[Any]) -> list[Command]:
         state, events, commands, requests = self.control, list[Event](), list[Command](), list[PendingRequest]()
-        at = now()
+        at, lines = now(), list[story.StoryLine]()
         waiting = deque(_group_replies(items))
         while waiting:
             item = waiting.popleft()
@@ -109,6 +114,7 @@ class StepBatch:
                     item.error = _internal_error(e)
                     requests.append(item)
                 continue
+            lines += _story_lines(message, step, at)
             state = step.control
             events += step.events
             commands += step.commands
@@ -117,6 +123,7 @@ class StepBatch:
                 requests.append(item)
         self._commit(events)
         self.control = state
+        self.story.add(lines)
         self._on_state(state)
         for request in requests:
             request.finish(request.error)
@@ -149,6 +156,11 @@ class StepBatch:
         if not unknown:
             return message
         return replace(message, stored_jobs=frozenset(job for job in unknown if job in self._jobs))
+
+
+def _story_lines(message: Any, step: control.Step, at: Now) -> list[story.StoryLine]:
+    messages = message if isinstance(message, list) else [message]
+    return story.lines_of(messages, step.control.messages, step.transitions, step.commands, at.wall_s)
 
 
 def _group_replies(items: list[Any]) -> Iterator[Any]:

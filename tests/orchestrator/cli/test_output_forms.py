@@ -15,6 +15,7 @@ READING = [
     ["show", "hello"],
     ["explain", "hello"],
     ["explain", "hello", "--if", "pool cpu down", "--if", "+4 amd:MI300X"],
+    ["debug", "story", "hello"],
     ["offer", "--entry", "package:train"],
     ["checkpoint", "list"],
     ["checkpoint", "show", "cpu:digits"],

@@ -62,6 +62,10 @@ def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
         assert client.get("/v1/jobs/hello").json() == job
         assert client.get("/v1/jobs/hello/explain").json()["state"] == "SUCCEEDED"
         assert client.get("/v1/jobs/hello/history").json()[0]["event"] == "submitted"
+        told = client.get("/v1/jobs/hello/story").json()
+        assert (told["job"], told["events"]) == (job["id"], client.get("/v1/jobs/hello/history").json())
+        assert told["steps"][-1]["changes"][-1].startswith("remove files"), "the last that is done about an attempt"
+        assert client.get("/v1/jobs/nobody/story").status_code == 404
         assert client.post("/v1/plan", json={"spec": RUN}).json()["would_start"]["candidate"] == 1
         assert client.post("/v1/offers", json={"spec": RUN}).json()["offers"][0]["when"] == "now"
         assert client.get("/v1/changes", params={"after": 0}).json()["events"][0]["event"] == "submitted"
