@@ -13,7 +13,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.server.app import ROUTERS
 from orchestrator.server.http.response_views import WITH_METRICS, routes_of, view_of
-from orchestrator.server.routes import checkpoints
 from orchestrator.views.checkpoint_results import TOOL_RESULTS
 from orchestrator.views.jobs import JobView
 from orchestrator.views.values import ErrorBodyView
@@ -21,7 +20,8 @@ from orchestrator.views.values import ErrorBodyView
 JSON, BINARY, EVENTS = "application/json", "application/octet-stream", "text/event-stream"
 STRICT = ConfigDict(extra="forbid", strict=True)
 STATUS = {route.endpoint: route.status_code or 200 for route in routes_of(ROUTERS)}
-(LIST_JOBS,) = (route.endpoint for route in routes_of(ROUTERS) if route.operation_id == "jobs.list")
+ENDPOINTS = {route.operation_id: route.endpoint for route in routes_of(ROUTERS)}
+LIST_JOBS, RUN_TOOL = ENDPOINTS["jobs.list"], ENDPOINTS["checkpoints.run_tool"]
 MAX_CHECKED_BYTES = 4 << 20
 for view in WITH_METRICS:
     view.__pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[attr-defined]
@@ -144,5 +144,5 @@ class _Response:
     def _check_event(self, name: str, data: bytes) -> None:
         named = view_of(self._scope["endpoint"])
         self._checks.note(self._scope, named.view, b'{"%s": %s}' % (name.encode(), data))
-        if name == "result" and self._scope["endpoint"] is checkpoints.tool:
+        if name == "result" and self._scope["endpoint"] is RUN_TOOL:
             self._checks.note(self._scope, TOOL_RESULTS[self._scope["path_params"]["verb"]], data)

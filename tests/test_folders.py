@@ -20,7 +20,6 @@ FOLDERS = sorted({path.parent for path in FILES.values()})
 MAX_MODULES, MIN_MODULES = 15, 5
 UNUSUAL = {
     "orchestrator/runtime": "its root; all else is in its folders",
-    "orchestrator/server/routes": "nouns move to verbs",
     "orchestrator/store": "its root; all else is in its folders",
     "orchestrator/store/database/migrations": "read by Alembic",
     "orchestrator/store/database/migrations/versions": "read by Alembic",

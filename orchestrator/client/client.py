@@ -297,8 +297,8 @@ class Client(FileClient):
         return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind, count=count)
 
     def checkpoint_copy(self, order: Data, progress: Bytes | None = None, key: str = "") -> Data:
-        """Copy a checkpoint and return the result. `order` has the fields of CopyBody. `progress` receives bytes done
-        and bytes in total.
+        """Copy a checkpoint and return the result. `order` is the request's body. `progress` receives bytes done and
+        bytes in total.
         """
         return self.run_operation("/v1/checkpoints/copy", order, progress, key)
 

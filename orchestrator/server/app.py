@@ -18,18 +18,24 @@ from orchestrator.server.http import responses
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.response_views import add_responses
 from orchestrator.server.mount import make_router
-from orchestrator.server.routes import checkpoints, data, files
 from orchestrator.services.service import Service
-from orchestrator.verbs import benchmarks, changes, code_archives, execs, fleet, jobs, nodes, schema, server
-
-ROUTERS = (
-    *map(make_router, (jobs, execs)),
-    files.router,
-    *map(make_router, (server, fleet, nodes, changes, code_archives)),
-    data.router,
-    checkpoints.router,
-    *map(make_router, (benchmarks, schema)),
+from orchestrator.verbs import (
+    benchmarks,
+    changes,
+    checkpoints,
+    code_archives,
+    data,
+    execs,
+    files,
+    fleet,
+    jobs,
+    nodes,
+    schema,
+    server,
 )
+
+NOUNS = (jobs, execs, files, server, fleet, nodes, changes, code_archives, data, checkpoints, benchmarks, schema)
+ROUTERS = tuple(map(make_router, NOUNS))
 
 
 class GuardedApp(FastAPI):

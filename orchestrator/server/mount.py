@@ -4,12 +4,13 @@ import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, TypedDict, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import anyio.to_thread
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field, create_model
 from pydantic_core import to_jsonable_python
+from typing_extensions import TypedDict
 
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.operations import stream_operation
@@ -229,7 +230,8 @@ class _Invocation:
         def run(service: Any, progress: Progress) -> Any:
             return self._verb.function(self._hub, **arguments, **{progress_name: progress})
 
-        return events(self._request, stream_operation(self._request, self._key, self._identity(), run))
+        key = "" if self._verb.ignores_key(self._arguments) else self._key
+        return events(self._request, stream_operation(self._request, key, self._identity(), run))
 
     async def _download(self) -> Response:
         download: Download = await self._call()

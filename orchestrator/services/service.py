@@ -1,4 +1,4 @@
-"""All operations of the server as plain functions on plain data: each REST route calls one of them.
+"""The parts of the server, built and connected in one place; the verbs of `orchestrator/verbs` call them.
 
 Methods are synchronous and thread-safe. The only errors that they raise deliberately are PolyfleetErrors.
 """
@@ -39,8 +39,6 @@ from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.runtime.jobs.logs import JobLogs
 from orchestrator.services.explanations import Explanations
 from orchestrator.services.job_views import JobViews
-from orchestrator.services.service_checkpoints import CheckpointVerbs
-from orchestrator.services.service_files import FileVerbs
 from orchestrator.services.submissions import Submissions, digest
 from orchestrator.store.events.database_setting import open_store
 from orchestrator.store.events.idempotency import StoredResponse
@@ -52,7 +50,7 @@ class _NotStoredError(Exception):
     """No request with that key is stored."""
 
 
-class Service(FileVerbs, CheckpointVerbs):
+class Service:
     """One per server process. `home` contains the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):

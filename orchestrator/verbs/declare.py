@@ -121,7 +121,8 @@ class Verb:
     """A declared verb.
 
     `least` is the lowest role that may call it; None: also without a token. `slow`: it may take minutes, so it runs in
-    separate threads and delays no other request.
+    separate threads and delays no other request. `ignores_key`: whether an operation with these arguments only reads,
+    so that a repeated request runs it again.
     """
 
     function: Callable[..., Any]
@@ -131,6 +132,7 @@ class Verb:
     status: int
     idempotent: bool
     slow: bool
+    ignores_key: Callable[[Mapping[str, Any]], bool]
 
     @property
     def noun(self) -> str:
@@ -192,18 +194,25 @@ _VERBS: dict[Callable[..., Any], Verb] = {}
 
 
 def verb(
-    route: str, *, least: Role | None, status: int = 200, idempotent: bool | None = None, slow: bool = False
+    route: str,
+    *,
+    least: Role | None,
+    status: int = 200,
+    idempotent: bool | None = None,
+    slow: bool = False,
+    ignores_key: Callable[[Mapping[str, Any]], bool] = lambda arguments: False,
 ) -> Callable[[F], F]:
     """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}".
 
     `least`: the lowest role that may call it; None: also without a token. `idempotent`: a repeated request needs no
-    key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads.
+    key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads. For `slow` and
+    `ignores_key` see Verb.
     """
     method, _, path = route.partition(" ")
     is_idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
 
     def declare(function: F) -> F:
-        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow)
+        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, ignores_key)
         return function
 
     return declare

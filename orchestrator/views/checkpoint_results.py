@@ -1,10 +1,8 @@
-"""Results of copies of checkpoints and of tools on them, with the events of both. Locations are POOL:PATH or URIs."""
+"""Results of copies of checkpoints and of tools on them. Locations are POOL:PATH or URIs."""
 
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
-
-from orchestrator.views.values import ProgressEvent, StreamEvents
 
 
 class LossView(TypedDict):
@@ -167,18 +165,3 @@ TOOL_RESULTS: dict[str, Any] = {
     "export": ExportResult,
 }
 """Result of each tool, by its name."""
-
-
-class CopyEvents(StreamEvents, total=False):
-    """Events of `POST /v1/checkpoints/copy`."""
-
-    progress: ProgressEvent
-    result: CopyResult
-
-
-class ToolEvents(StreamEvents, total=False):
-    """Events of `POST /v1/checkpoints/tools/{verb}`."""
-
-    progress: ProgressEvent
-    result: ToolResult
-    """Depends on `verb`."""

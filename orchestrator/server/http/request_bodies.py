@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -55,40 +55,6 @@ class BulkJob(Body):
     )
 
 
-class CopyBody(Body):
-    source: str = Field(description="POOL:PATH, or the URI of an object store")
-    target: str = Field(description="POOL:FOLDER, or the URI of an object store")
-    to_kind: str = Field(default="", description="convert for this kind of device (default: copy bit by bit)")
-    convert_at: Literal["source", "target"] = Field(default="source", description="the pool whose node converts")
-    on_lossy: Literal["error", "allow"] = Field(
-        default="error", description="action if a conversion would change values"
-    )
-
-
-class ToolBody(Body):
-    arguments: Spec = Field(description="arguments by name: POOL:PATH for locations, and the tool's options")
-
-
 class FilePut(Body):
     uploaded: str = Field(min_length=1, max_length=1100, description="path in the upload")
     path: str = Field(min_length=1, max_length=1100, description="path in the job's folder")
-
-
-class FilesPut(Body):
-    upload: str = Field(pattern="^[0-9a-z-]{8,64}$")
-    files: list[FilePut] = Field(min_length=1, max_length=1000)
-    attempt: int = Field(ge=0, le=MAX_INTEGER, description="from `files/place`, like `node` and `pool`")
-    node: str = Field(max_length=255)
-    pool: str = Field(max_length=255)
-    force: bool = Field(default=False, description="overwrite files that differ; never while the job runs")
-
-
-class DataSent(Body):
-    upload: str = Field(pattern="^[0-9a-z-]{8,64}$")
-    single: str = Field(default="", max_length=1100, description="path of the only file in the upload, or empty")
-
-
-class Arrived(Body):
-    node: str = Field(max_length=255)
-    folder: str = Field(min_length=1, max_length=1100, description="folder in the pool's storage")
-    name: str = Field(pattern="^step-[0-9]{8,}-[0-9a-f]{8}$", max_length=64)

@@ -145,10 +145,6 @@ def streams(request: Request) -> Streams:
     return shared
 
 
-async def call_slow(request: Request, method: Callable[..., T], *arguments: Any) -> T:
-    return await streams(request).call_slow(method, *arguments)
-
-
 def _check_queue(threads: anyio.CapacityLimiter) -> None:
     """Raise TooManyRequests if as many calls wait as there are threads: further ones would wait too long."""
     if threads.statistics().tasks_waiting >= threads.total_tokens:

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from orchestrator.runtime.checkpoints import checkpoint_copy
 from orchestrator.server.http import operations, streams
 from orchestrator.verbs import jobs
 
@@ -229,7 +230,7 @@ def test_a_copy_that_fails_ends_with_the_error(live):
 def test_a_copy_nobody_waits_for_is_stopped(live, checkpoint, monkeypatch):
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(order, progress):
+    def slow(checkpoints, request, progress):
         progress(1, 10)
         begun.set()
         try:
@@ -238,7 +239,7 @@ def test_a_copy_nobody_waits_for_is_stopped(live, checkpoint, monkeypatch):
         finally:
             ended.set()
 
-    monkeypatch.setattr(live.service, "checkpoint_copy", slow)
+    monkeypatch.setattr(checkpoint_copy, "copy", slow)
     with live.http as client, copy(client, checkpoint, "xla:b") as response:
         next(events(response))
     assert ended.wait(10)
@@ -253,9 +254,9 @@ class Slow:
 
     def __init__(self, live, monkeypatch):
         self.begun, self.go_on, self.runs = threading.Semaphore(0), threading.Event(), []
-        monkeypatch.setattr(live.service, "checkpoint_tool", self)
+        monkeypatch.setattr(checkpoint_copy, "run", self)
 
-    def __call__(self, verb, arguments, progress):
+    def __call__(self, checkpoints, verb, arguments, progress):
         self.runs.append(arguments["place"])
         self.begun.release()
         assert self.go_on.wait(120)

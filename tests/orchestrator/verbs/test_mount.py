@@ -106,6 +106,15 @@ def pack(hub: Hub, name: str, count: Count = 1, *, progress: Progress) -> BoxVie
     return {"name": name, "count": len(added)}
 
 
+@verb("POST /v1/boxes/{name}/weigh", least=Role.MEMBER, ignores_key=lambda arguments: not arguments["count"])
+def weigh(
+    hub: Hub, name: str, count: Annotated[int, Arg("how many to add first")] = 0, *, progress: Progress
+) -> BoxView:
+    """A long operation that only reads unless it adds."""
+    added.append(count)
+    return {"name": name, "count": len(added)}
+
+
 @verb("PUT /v1/boxes/{name}/content", least=Role.MEMBER, status=201, slow=True)
 def fill(hub: Hub, name: str, content: bytes) -> BoxView:
     """A small binary body."""
@@ -274,6 +283,15 @@ def test_an_operation_sends_progress_and_its_result_once_for_each_key(client):
     assert [(name, data["status"]) for name, data in other] == [("error", 409)]
 
 
+def test_an_operation_that_only_reads_runs_again_despite_its_key(client):
+    def weighed(count):
+        key = {"Idempotency-Key": f"k{count}"}
+        response = client.post("/v1/boxes/a/weigh", json={"count": count}, headers=key)
+        return events(response.text)[-1][1]["count"]
+
+    assert [weighed(0), weighed(0), weighed(1), weighed(1)] == [1, 2, 3, 3]
+
+
 def test_an_upload_is_read_whole_or_as_it_arrives(client):
     response = client.put("/v1/boxes/a/content", content=b"bc")
     assert (response.status_code, response.json()) == (201, {"name": "abc", "count": 2})
@@ -309,7 +327,7 @@ def test_operations_of_the_document_are_actions_and_name_their_views():
     names = [one["properties"]["event"]["const"] for one in ok[f"{NOUN}.pack"][EVENTS]["itemSchema"]["oneOf"]]
     assert names == ["error", "progress", "result"]
     keys = {name for name, one in operations.items() if "idempotency-key" in json.dumps(one)}
-    assert keys == {f"{NOUN}.{name}" for name in ("add", "make", "pack")}
+    assert keys == {f"{NOUN}.{name}" for name in ("add", "make", "pack", "weigh")}
 
 
 def test_a_declaration_that_contradicts_itself_is_refused():

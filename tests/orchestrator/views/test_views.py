@@ -52,6 +52,7 @@ from orchestrator.views import (
     values,
 )
 from orchestrator.views.checkpoint_results import TOOL_RESULTS
+from orchestrator.views.values import ProgressEvent, StreamErrorView
 from workers.checkpoint.conversion.load_report import ConversionLoss, TensorReport
 from workers.checkpoint.format.manifest import Producer
 from workers.protocol.messages import Failure
@@ -231,11 +232,20 @@ def checkpoint_results_of_tools() -> dict[str, Any]:
 
 
 def test_streams_name_their_events():
-    streams = [view_of(route.endpoint).view for route in ROUTES if view_of(route.endpoint).is_stream]
-    assert set(streams) == {
-        jobs.ChangeEvents, logs.LogEvents, logs.ExecEvents, checkpoint_results.CopyEvents, checkpoint_results.ToolEvents
-    }  # fmt: skip
-    assert all("error" in get_type_hints(view) for view in streams)
+    streams = {
+        route.operation_id: get_type_hints(view_of(route.endpoint).view)
+        for route in ROUTES
+        if view_of(route.endpoint).is_stream
+    }
+    progress = {"error": StreamErrorView, "progress": ProgressEvent}
+    assert streams == {
+        "changes.follow": get_type_hints(jobs.ChangeEvents),
+        "jobs.follow": get_type_hints(logs.LogEvents),
+        "execs.start": get_type_hints(logs.ExecEvents),
+        "checkpoints.copy": progress | {"result": checkpoint_results.CopyResult},
+        "checkpoints.run_tool": progress | {"result": checkpoint_results.ToolResult},
+    }
+    assert all("error" in events for events in streams.values())
 
 
 def test_results_of_a_real_benchmark_run_are_of_their_views():

@@ -1,0 +1,152 @@
+"""Checkpoints in the storages of pools: list, check, copy and change them, and their transfer from and to a client.
+
+A transfer is in pieces, so that none is completely in memory and any piece can be requested or sent again.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import quote
+
+from orchestrator.runtime.checkpoints import checkpoint_copy
+from orchestrator.runtime.checkpoints.checkpoint_copy import CopyRequest
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.server.http.hub import Hub
+from orchestrator.server.http.request_bodies import Spec
+from orchestrator.verbs.declare import Arg, Download, Progress, Role, verb
+from orchestrator.views.checkpoint_results import CopyResult, ToolResult
+from orchestrator.views.checkpoints import (
+    CheckpointDestination,
+    CheckpointSummary,
+    CheckpointView,
+    ChunkView,
+    CommittedView,
+    IncomingView,
+    InterruptedView,
+    MovePlan,
+)
+
+READ_ONLY_TOOLS = ("verify", "diff")
+"""Tools that change nothing: a repeated request runs them again."""
+
+DeviceCount = Annotated[int, Arg(min=1, max=1_000_000)]
+Source = Annotated[str, Arg("POOL:PATH, or the URI of an object store")]
+Target = Annotated[str, Arg("POOL:FOLDER, or the URI of an object store")]
+ToKind = Annotated[str, Arg("convert for this kind of device (default: copy bit by bit)")]
+ConvertAt = Annotated[Literal["source", "target"], Arg("the pool whose node converts")]
+OnLossy = Annotated[Literal["error", "allow"], Arg("action if a conversion would change values")]
+ToolArguments = Annotated[Spec, Arg("arguments by name: POOL:PATH for locations, and the tool's options")]
+Name = Annotated[str, Arg("as in the previous response", max_length=255)]
+Index = Annotated[int, Arg("index of the chunk of 8 MiB")]
+Node = Annotated[str, Arg(max_length=255)]
+Folder = Annotated[str, Arg("folder in the pool's storage", min_length=1, max_length=1100)]
+StepName = Annotated[str, Arg(pattern="^step-[0-9]{8,}-[0-9a-f]{8}$", max_length=64)]
+
+
+@verb("GET /v1/checkpoints", least=Role.VIEWER, slow=True)
+def list_(hub: Hub, pool: str = "", prefix: str = "") -> list[CheckpointSummary]:
+    """Summaries of the checkpoints below `prefix`, in one pool or in all."""
+    return cast(list[CheckpointSummary], _checkpoints(hub).list(pool, prefix))
+
+
+@verb("GET /v1/checkpoints/away", least=Role.VIEWER, slow=True)
+def away(hub: Hub, pool: str = "") -> list[str]:
+    """A sentence for each storage whose checkpoints are not listed now, because its nodes do not respond."""
+    return _checkpoints(hub).away(pool)
+
+
+@verb("GET /v1/checkpoints/show", least=Role.VIEWER, slow=True)
+def show(hub: Hub, ref: str) -> CheckpointView:
+    """Summary of one checkpoint's manifest: producer, step, tensors, bytes."""
+    return cast(CheckpointView, _checkpoints(hub).show(ref))
+
+
+@verb("GET /v1/checkpoints/plan", least=Role.VIEWER, slow=True)
+def plan(hub: Hub, ref: str, to_kind: str, count: DeviceCount = 1) -> MovePlan:
+    """What `count` devices of `to_kind` would keep, convert or refuse, and whether the checkpoint fits."""
+    return cast(MovePlan, _checkpoints(hub).plan(ref, to_kind, count))
+
+
+@verb("POST /v1/checkpoints/copy", least=Role.MEMBER)
+def copy(
+    hub: Hub,
+    source: Source,
+    target: Target,
+    to_kind: ToKind = "",
+    convert_at: ConvertAt = "source",
+    on_lossy: OnLossy = "error",
+    *,
+    progress: Progress,
+) -> CopyResult:
+    """Copy a checkpoint. Events: `progress` {done_bytes, total_bytes}, then `result` or `error`. Closing the connection
+    stops the copy.
+    """
+    request = CopyRequest(source, target, to_kind, convert_at, on_lossy)
+    return cast(CopyResult, checkpoint_copy.copy(_checkpoints(hub), request, progress))
+
+
+def _only_reads(arguments: Mapping[str, Any]) -> bool:
+    return arguments["verb"] in READ_ONLY_TOOLS
+
+
+@verb("POST /v1/checkpoints/tools/{verb}", least=Role.MEMBER, ignores_key=_only_reads)
+def run_tool(hub: Hub, verb: str, arguments: ToolArguments, progress: Progress) -> ToolResult:
+    """Run a tool (verify, diff, convert, prune, pin, import or export) on a node of the pool. Events as for a copy."""
+    return cast(ToolResult, checkpoint_copy.run(_checkpoints(hub), verb, arguments, progress))
+
+
+# -- between a client and a pool
+
+
+@verb("GET /v1/checkpoints/manifest", least=Role.VIEWER, slow=True)
+def read_manifest(hub: Hub, ref: str) -> Download:
+    """MANIFEST.json, unchanged. The header Polyfleet-Checkpoint names the checkpoint, for a folder the newest in it."""
+    reply = _checkpoints(hub).manifest(ref)
+    return Download(reply["manifest"], {"Polyfleet-Checkpoint": quote(reply["checkpoint"])})
+
+
+@verb("GET /v1/checkpoints/chunk", least=Role.VIEWER, slow=True)
+def read_chunk(hub: Hub, ref: str, file: Name, index: Index) -> Download:
+    """One chunk of a checkpoint's file. `ref` is the checkpoint itself: POOL:PATH/step-…"""
+    return Download(_checkpoints(hub).chunk(ref, file, index))
+
+
+@verb("GET /v1/checkpoints/place", least=Role.MEMBER, slow=True)
+def destination(hub: Hub, target: str) -> CheckpointDestination:
+    """The node that writes POOL:FOLDER."""
+    return cast(CheckpointDestination, _checkpoints(hub).destination(target))
+
+
+@verb("PUT /v1/checkpoints/incoming", least=Role.MEMBER, slow=True)
+def begin_upload(hub: Hub, node: Name, folder: str, name: Name, manifest: bytes) -> IncomingView:
+    """Announce a checkpoint with this manifest (`application/octet-stream`): {"arrived", "missing": [[file, index]],
+    "step", "files", "bytes"}. `missing` excludes chunks that have already arrived.
+    """
+    return cast(IncomingView, _checkpoints(hub).begin(node, folder, name, manifest))
+
+
+@verb("PUT /v1/checkpoints/incoming/chunk", least=Role.MEMBER, status=201, slow=True)
+def send_chunk(hub: Hub, node: Name, folder: str, name: Name, file: Name, index: Index, data: bytes) -> ChunkView:
+    """Send one chunk (`application/octet-stream`). Refused if it does not match the manifest."""
+    _checkpoints(hub).write(node, (folder, name), file, index, data)
+    return {"file": file, "index": index}
+
+
+@verb("DELETE /v1/checkpoints/incoming", least=Role.MEMBER, slow=True)
+def interrupt_upload(hub: Hub, node: Name, folder: str, name: Name) -> InterruptedView:
+    """Interrupt a copy. Chunks that have arrived remain for the next try, which need not wait."""
+    _checkpoints(hub).leave(node, folder, name)
+    return {"folder": folder, "name": name}
+
+
+@verb("POST /v1/checkpoints/arrived", least=Role.MEMBER, slow=True)
+def commit_upload(hub: Hub, node: Node, folder: Folder, name: StepName) -> CommittedView:
+    """Complete a copy: all chunks are read back and verified, then the checkpoint is committed."""
+    return cast(CommittedView, _checkpoints(hub).commit(node, folder, name))
+
+
+def _checkpoints(hub: Hub) -> CheckpointService:
+    """Checkpoints of the fleet. Raises FleetError, which names the nodes of their storages, if no fleet is running."""
+    readiness = hub.service.readiness
+    nodes = "; ".join(f"pool {pool}: {', '.join(names)}" for pool, names in readiness.pools().items())
+    readiness.check_served(f"checkpoints are read through its nodes ({nodes})" if nodes else "")
+    return hub.service.checkpoint_service
