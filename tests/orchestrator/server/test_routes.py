@@ -1,5 +1,6 @@
 """Each route gives the service what it was sent and gives back what it answered; every error has one shape."""
 
+import hashlib
 import json
 
 import pytest
@@ -75,6 +76,25 @@ def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
         planned = client.get("/v1/checkpoints/plan", params={"ref": checkpoint, "to_kind": "tpu:v5e"}).json()
         assert planned["target"] == {"backend": "tpu", "kind": "tpu:v5e", "count": 1}
         assert client.post("/v1/jobs/hello/cancel", json={}).json()["state"] == "SUCCEEDED"
+
+
+def test_files_are_put_once_per_key(live):
+    job, keyed, upload = live.ran(RUN)["id"], {"Idempotency-Key": "k"}, "an-upload"
+    with live.http as client:
+        place = client.get(f"/v1/jobs/{job}/files/place", params={"path": "a"}).json()
+        target = {name: place[name] for name in ("attempt", "node", "pool")}
+        piece = {"node": place["node"], "path": "a", "sha256": hashlib.sha256(b"A").hexdigest(), "size_bytes": 1}
+        client.post(f"/v1/uploads/{upload}", json={}, params={"node": place["node"]})
+        raw = {"Content-Type": "application/octet-stream"}
+        sent = client.put(f"/v1/uploads/{upload}/content", params=piece, content=b"A", headers=raw)
+        assert sent.status_code == 201
+        body = {"upload": upload, "files": [{"uploaded": "a", "path": "a"}]} | target
+        path = f"/v1/jobs/{job}/files"
+        first = client.post(path, json=body, headers=keyed)
+        assert (first.status_code, first.json()) == (200, {"placed": ["a"]})
+        assert client.post(path, json=body, headers=keyed).content == first.content
+        assert client.post(path, json=body).status_code == 404, "without a key it needs the upload again"
+        assert client.post(path, json=body | {"force": True}, headers=keyed).status_code == 409
 
 
 def test_numbers_that_json_has_not_are_words(live):
