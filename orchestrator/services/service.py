@@ -1,4 +1,4 @@
-"""The parts of the server, built and connected in one place; the verbs of `orchestrator/verbs` call them.
+"""The parts of the server, built and connected here; the verbs of `orchestrator/verbs` call them.
 
 Methods are synchronous and thread-safe. The only errors that they raise deliberately are PolyfleetErrors.
 """
