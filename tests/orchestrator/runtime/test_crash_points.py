@@ -34,7 +34,8 @@ def test_every_event_that_the_core_writes_has_its_points():
 
 def test_every_command_has_its_points():
     made = {kind.__name__ for kind in vars(commands).values() if isinstance(kind, type) and kind in get_args(Command)}
-    classes = {n.name for n in ast.parse(Path(commands.__file__).read_text()).body if isinstance(n, ast.ClassDef)}
+    defined = {n.name for n in ast.parse(Path(commands.__file__).read_text()).body if isinstance(n, ast.ClassDef)}
+    classes = defined - {commands.NumberedCommand.__name__}
     assert made == classes
     for name in classes:
         assert {f"command:{name}:before", f"command:{name}:after"} <= set(crash_points.names())
