@@ -53,7 +53,7 @@ console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
 
 
 class OneNode:
-    """The service of a fleet of one node whose agent is in this process."""
+    """The parts of the service that read logs, for a fleet of one node whose agent is in this process."""
 
     def __init__(self, home: Path):
         from orchestrator.core.jobs.fold import Attempt, Record
@@ -68,7 +68,8 @@ class OneNode:
         self._records = {n: Record(Job(n, n, "run", (), state=State.SUCCEEDED), {}, attempts=(attempt,)) for n in names}
         self._agent, self.ready, self.lost = agent_of(home), True, ""
         agents: Any = self
-        self._logs = JobLogs(agents, LogCopies(home / "kept-logs", agents))
+        self.job_logs = JobLogs(agents, LogCopies(home / "kept-logs", agents))
+        self.jobs_table = self.job_views = self
 
     def get(self, node: str) -> "OneNode":
         return self
@@ -76,20 +77,15 @@ class OneNode:
     def call(self, node: str, method: str, *arguments: Any) -> Any:
         return getattr(self._agent, method)(*arguments)
 
-    def job(self, ref: str) -> dict[str, Any]:
-        from orchestrator.services.views import attempt_view
+    def find(self, ref: str) -> Any:
+        return self._records[ref]
 
-        attempts = [attempt_view(attempt) for attempt in self._records[ref].attempts]
-        return {"id": ref, "state": "SUCCEEDED", "attempts": attempts}
+    find_run_job = find
 
-    def logs(self, ref: str, *where: Any) -> dict[str, Any]:
-        return self._logs.read(self._records[ref], *where)
+    def view(self, record: Any) -> dict[str, Any]:
+        from orchestrator.services.views import job_view
 
-    def logs_tail(self, ref: str, *where: Any) -> dict[str, Any]:
-        return self._logs.tail(self._records[ref], *where)
-
-    def logs_away(self, ref: str, *where: Any) -> list[str]:
-        return self._logs.unread_notes(self._records[ref], *where)
+        return job_view(record, {})
 
     def close(self) -> None:
         """Nothing is held."""
