@@ -31,7 +31,7 @@ IMAGES = ROOT / "docs" / "images"
 COLUMNS = 200
 PICTURES = {
     "demo": (
-        "Trained on the CPU, moved, and trained on under XLA",
+        "Train on the CPU, copy the checkpoint, continue under XLA",
         "polyfleet inventory",
         "JOB=$(polyfleet submit examples/sine.yaml --pool cpu)",
         "polyfleet logs -f $JOB",
@@ -104,7 +104,7 @@ def draw(said: str, title: str, name: str) -> str:
     text = Text.from_ansi("\n".join(lines))
     width = max(line.cell_len for line in text.split())
     console = Console(record=True, width=width, file=StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(text)
+    console.print(text, end="\n\n")  # an empty line: the picture cuts off what is below the base of the last one
     unique = f"polyfleet-{name}"
     return console.export_svg(title=title, code_format=SVG, font_aspect_ratio=ADVANCE, unique_id=unique)
 
