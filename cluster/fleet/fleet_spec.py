@@ -72,13 +72,6 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
             return {**data, "environment": {"lock": "main"}}
         return data
 
-    @model_validator(mode="before")
-    @classmethod
-    def _policy_is_in_scheduler(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "policy" in data:
-            raise removed_form_error(data["policy"])
-        return data
-
     @model_validator(mode="after")
     def _check_hosts(self) -> "PoolSpec":
         names = [host.name for host in self.hosts]
