@@ -64,8 +64,10 @@ def is_file(ref: str) -> bool:
 
 
 def read_lines(path: Path) -> list[Data]:
-    """Read the lines of a run from a file. Raises UserError naming an invalid line."""
+    """Read the lines of a run from a file. Raises UserError naming an invalid line, or for another format."""
     import json
+
+    from orchestrator.benchmark.results import LINE_FORMAT
 
     try:
         text = path.read_text()
@@ -83,4 +85,10 @@ def read_lines(path: Path) -> list[Data]:
                 "give a file in which each line is a JSON object with the key `line`",
             )
         lines.append(parsed)
+    if not lines or lines[0].get("format") != LINE_FORMAT:
+        raise UserError(
+            f"{path} does not begin with a line `started` of format {LINE_FORMAT}; another version of Polyfleet may"
+            " have written it",
+            "measure again with `polyfleet benchmark run --save FILE`",
+        )
     return lines

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.errors import UserError
 from orchestrator.benchmark import export
 from orchestrator.benchmark.history import compare
 from orchestrator.benchmark.report import page, sentences, text
@@ -194,6 +195,16 @@ def shown(tile):
     unit = SECONDS[match["unit"]]
     last = 10 ** -len(match["time"].partition(".")[2]) * unit / 2
     return float(match["time"]) * unit, last, match["ratio"] and float(match["ratio"])
+
+
+@pytest.mark.parametrize(
+    "first", ['{"line": "begun", "run": "x"}', '{"line": "started", "format": 3}', '{"line": "case"}', ""]
+)
+def test_a_file_of_another_format_is_refused_and_not_shown_as_an_empty_run(first, tmp_path):
+    (tmp_path / "run.jsonl").write_text(first)
+    with pytest.raises(UserError, match="does not begin with a line `started` of format 2") as error:
+        read_lines(tmp_path / "run.jsonl")
+    assert "benchmark run --save" in error.value.remedy
 
 
 def tables():
