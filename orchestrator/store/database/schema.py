@@ -191,7 +191,7 @@ def version_of(connection: Connection, where: str) -> int:
     if not has_revision or not str(connection.scalar(select(alembic_version.c.version_num))).startswith("v"):
         raise FleetError(
             f"{where} was written by a development version before Polyfleet 0.1.0, whose tables are not supported",
-            "set POLYFLEET_HOME to another folder, or name an empty database",
+            "set POLYFLEET_HOME to another folder, or POLYFLEET_DATABASE_URL to an empty database",
         )
     if version > VERSION:
         raise FleetError(
