@@ -225,8 +225,8 @@ def _policy(explanation: Data) -> list[str]:
     if not name or explanation.get("state") in TERMINAL:
         return []
     if fault:
-        return [escape_control(f"order: that of submission, because {fault}")]
-    return [escape_control(f"order: jobs of equal priority by policy {name}")]
+        return [escape_control(f"jobs of equal priority are served in the order of submission, because {fault}")]
+    return [escape_control(f"policy {name} orders jobs of equal priority")]
 
 
 def _for_others(explanation: Data) -> list[str]:

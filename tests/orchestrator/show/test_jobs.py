@@ -47,9 +47,9 @@ def answer(*candidates, **given):
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
         ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
         ({"state": "PENDING", "reason": "waits for 8 devices"}, "PENDING: waits for 8 devices"),
-        ({"policy": "cost", "policy_fault": ""}, "order: jobs of equal priority by policy cost"),
+        ({"policy": "cost", "policy_fault": ""}, "policy cost orders jobs of equal priority"),
         ({"policy": "theirs", "policy_fault": "policy 'theirs' raised KeyError: 'x'"},
-         "order: that of submission, because policy 'theirs' raised KeyError: 'x'"),
+         "jobs of equal priority are served in the order of submission, because policy 'theirs' raised KeyError: 'x'"),
         ({"state": "RUNNING", "reason": "", "missed": ["x"]}, "it resumed without part of its state: x"),
     ],
 )  # fmt: skip
