@@ -135,9 +135,8 @@ def history(hub: Hub, ref: str) -> list[JobEvent]:
 
 @verb("GET /v1/jobs/{ref}/story", least=Role.VIEWER)
 def story(hub: Hub, ref: str) -> JobStoryView:
-    """How the server came to the present state of a job: its stored events, then for each message that led to a change
-    of its attempts or to a command about it, what followed. The server has the newest 10,000 lines about all jobs in
-    memory.
+    """The stored events of a job, then each message after which the server changed its attempts or sent commands for
+    it, with these changes and commands. The server has the newest 10,000 lines, for all jobs, in memory.
     """
     job = hub.service.jobs_table.find(ref).job.id
     return cast(JobStoryView, {"job": job, "events": history(hub, job), "steps": hub.service.job_views.story(job)})

@@ -166,11 +166,11 @@ class StoryStepView(TypedDict):
     """When the message was handled, in seconds since the epoch."""
     message: str
     changes: list[str]
-    """Changed states of its attempts, then commands; a number in brackets is that of a command."""
+    """Changed states of its attempts, then commands. The reply to a command names the number of the command."""
 
 
 class JobStoryView(TypedDict):
-    """Events of a job, and how the server came to them."""
+    """Events of a job, and the messages after which the server changed its attempts or sent commands."""
 
     job: str
     """Id of the job."""

@@ -15,8 +15,15 @@ from orchestrator.core.controller.transition import Transition
 
 MAX_TEXT = 300
 """Maximum number of characters of one line: messages of errors may be long."""
-DETAILS = ("node", "reservation_name", "how", "reader", "kind")
-REASONS = ("message", "error", "why", "reason", "text")
+DETAILS = {
+    "node": "on {}",
+    "reservation_name": "reservation {}",
+    "reader": "through {}",
+    "kind": "{}",
+    "number": "(command {})",
+    "replies_to": "(reply to command {})",
+}
+REASONS = ("how", "message", "error", "why", "reason", "text")
 """Fields of messages and commands that a line contains, besides job and attempt. Reasons come after a colon."""
 DAY_S = 86_400
 FORGOTTEN = "a message that is no longer in memory"
@@ -137,9 +144,8 @@ def _text(item: Any) -> str:
 def _named(item: Any, *values: str) -> str:
     """Return the name of an item's class, these values, and those of its DETAILS and REASONS."""
     name = "".join(f" {x.lower()}" if x.isupper() else x for x in type(item).__name__).strip()
-    details = (getattr(item, field, "") for field in DETAILS)
-    number = getattr(item, "number", 0) or getattr(item, "replies_to", 0)
-    what = " ".join(filter(None, (name, *values, *details, f"[{number}]" if number else "")))
+    details = (form.format(value) for field, form in DETAILS.items() if (value := getattr(item, field, "")))
+    what = " ".join(filter(None, (name, *values, *details)))
     return _short(": ".join(filter(None, (what, *(getattr(item, field, "") for field in REASONS)))))
 
 

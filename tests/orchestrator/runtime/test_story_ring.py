@@ -42,7 +42,7 @@ def test_messages_from_which_something_followed_have_a_line_and_others_have_none
     assert [line.text for line in steps.story.lines()] == [
         "the server started",
         "nodes listed",
-        f"start agent a [{steps.control.commands}]",
+        f"start agent on a (command {steps.control.commands})",
     ]
 
 
