@@ -139,7 +139,7 @@ def _check_limits(folder: Path, entries: Iterator[SubmittedEntry]) -> Iterator[S
             largest = ", ".join(f"{t} ({by_top[t] / 2**20:.0f} MiB)" for t in tops)
             raise SpecError(
                 "working_dir",
-                f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files or {LIMIT_FOLDERS:,} folders;"
+                f"{folder} has over {LIMIT_BYTES >> 20} MiB, {LIMIT_FILES:,} files or {LIMIT_FOLDERS:,} folders;"
                 f" the largest so far: {largest}",
                 f"{exclude_remedy(tops[0])}; {data_remedy(folder / tops[0], tops[0])}",
             )

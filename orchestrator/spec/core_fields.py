@@ -1,7 +1,8 @@
 """Fields of a spec as fields of the core's dataclasses, by name.
 
-A field arrives in the core with its own name and value, unless its type has a `CoreForm`. To add one, write it in the
-model of the spec and in the dataclass of the core.
+A field arrives with its own name and value, or as the `CoreForm` of its type says, if the dataclass has that name; no
+other field is passed on. `JobSpec.to_job` adds what is computed from several fields. `tests/spec_fields.py` lists for
+each field where it arrives, and a test holds the list to be complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -384,7 +384,7 @@ def test_folders_are_counted_apart_from_files(folder, monkeypatch):
     monkeypatch.setattr(code_archive, "LIMIT_FOLDERS", 1)
     assert pack(folder).files == 2
     (folder / "lib" / "deep").mkdir()
-    with pytest.raises(SpecError, match="2 files or 1 folders; the largest so far"):
+    with pytest.raises(SpecError, match="MiB, 2 files or 1 folders; the largest so far"):
         pack(folder)
 
 
@@ -435,7 +435,7 @@ def test_a_huge_folder_is_refused_by_what_makes_it_huge(folder, monkeypatch):
 
 def test_too_many_files_are_refused_before_all_are_counted(folder, monkeypatch):
     monkeypatch.setattr(code_archive, "LIMIT_FILES", 1)
-    with pytest.raises(SpecError, match="or 1 files"):
+    with pytest.raises(SpecError, match="MiB, 1 files or"):
         pack(folder)
 
 
