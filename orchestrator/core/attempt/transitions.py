@@ -74,8 +74,8 @@ def move(draft: Draft, job: str, event: str, why: str = "", **data: Any) -> Live
     if row is None:
         return attempt
     state, command = row
-    if state is A.ADOPTED and command:
-        data["read_s"] = draft.now.s
+    if state is A.ADOPTED:
+        data["read_s"] = attempt.fence.sent_s if attempt.fence and not command else draft.now.s
     after = replace(attempt, state=state, fence=_fence_after(attempt, event, state, command, draft.now.s), **data)
     _record(draft, attempt, None, attempt.state, event, state, why or data.get("superseded_reason", ""))
     if state is A.ENDED:
@@ -92,8 +92,7 @@ def _fence_after(attempt: LiveAttempt, event: str, state: A, command: str, now_s
     if state in UNFENCED or state is A.ENDED:
         return None
     fence = attempt.fence
-    is_raised_again = event == "rejoined" and state is A.FENCING
-    if fence is None or is_raised_again or (attempt.state is A.LOWERING) != (state is A.LOWERING):
+    if fence is None or event == "rejoined" or (attempt.state is A.LOWERING) != (state is A.LOWERING):
         fence = FenceRequest(now_s, now_s)
     elif command:
         fence = replace(fence, sent_s=now_s)

@@ -69,6 +69,18 @@ def test_the_fence_of_an_attempt_that_counts_is_read_in_a_cluster_that_is_joined
     assert two.control.attempts["j"].state is AttemptState.ACTIVE
 
 
+def test_the_fence_of_an_attempt_whose_silent_node_answers_again_is_still_read_in_time(two):
+    """`check` of every step holds how long a state without a reply lasts."""
+    rejoin(two)
+    two.hear_all("b", seconds=30)
+    assert two.control.attempts["j"].state is AttemptState.CHECKING
+    two.hear("a")
+    assert two.control.attempts["j"].state is AttemptState.CHECKING
+    two.tick()
+    assert two.control.attempts["j"].state is AttemptState.ADOPTED
+    assert fences(two.hear_all("a", "b", seconds=4)[1]) == [Fence("j", 1)]
+
+
 def test_a_launch_under_way_reads_its_fence_itself(c, w):
     """Raised for it meanwhile, it would stand at its epoch as if another attempt had taken that."""
     c.node("a")
@@ -156,6 +168,16 @@ def test_the_late_answer_of_a_first_try_confirms_that_a_fence_was_lowered(loweri
     lowering.hear_all("a", "b", seconds=4)
     lowering.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=first_s))
     assert fences(lowering.hear_all("a", "b", seconds=60)[1]) == []
+
+
+def test_a_fence_that_was_lowered_in_the_cluster_before_is_not_confirmed_in_the_next(lowering):
+    asked_s = lowering.s
+    lowering.hear_all("a", "b", seconds=2)
+    assert rejoin(lowering) == [Fence("j", 1, lower=True)]
+    lowering.tell(m.FenceAnswered("j", 1, current_epoch=1, requested_s=asked_s))
+    assert lowering.control.attempts["j"].state is AttemptState.LOWERING
+    lowering.tell(m.FenceAnswered("j", 1, current_epoch=1))
+    assert lowering.control.attempts["j"].state is AttemptState.ACTIVE
 
 
 def test_a_node_that_is_silent_anew_is_fenced_off_although_the_lowering_was_not_confirmed(lowering):
