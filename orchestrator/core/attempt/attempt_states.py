@@ -124,8 +124,13 @@ IGNORED_BY_ATTEMPT: frozenset[tuple[AttemptState, str]] = frozenset(
     | {(s, CLEAR) for s in TRACKED - {A.ADOPTED, A.CHECKING}}
     | {(s, RAISED) for s in TRACKED - {A.LAUNCHING, A.FENCING, A.SUPERSEDED}}
     | {(s, OWN) for s in (A.FENCING, A.FENCED)}
+    | {(A.LAUNCHING, ABOVE)}
 )
-"""Replies to requests of an earlier state, and replies that come twice. Nothing reaches an attempt that has ended."""
+"""Replies to requests of an earlier state, and replies that come twice. Nothing reaches an attempt that has ended.
+
+A late reply about the fence of a job that is being launched loses nothing: the launch reads the fence after that
+request, and fails if it is above the attempt (runtime/controller/launch.py).
+"""
 
 IGNORED_BY_PART: frozenset[tuple[PartState, str]] = frozenset(
     {(P.STARTING, "reported_starting"), (P.RUNNING, "reported_starting"), (P.RUNNING, "reported_running")}

@@ -88,6 +88,17 @@ def test_a_launch_under_way_reads_its_fence_itself(c, w):
     assert rejoin(c) == []
 
 
+def test_a_fence_above_an_attempt_that_is_being_launched_counts_once_the_launch_has_read_it(c, w):
+    """A late answer to the request of the job's guard comes first."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    assert c.tell(m.FenceAnswered("j", 1, current_epoch=5)) == ([], [])
+    events, _ = c.tell(m.LaunchFailed("j", 1, "launch", "attempt 5 of it may have run before", newest_epoch=5))
+    assert events == [("j", "overtaken", 1), ("j", "interrupted", 1)]
+    assert c.control.records["j"].job.next_epoch == 6
+    assert fences(c.tick()[1]) == [Fence("j", 5)], "it waits for the lease of attempt 5"
+
+
 def test_our_own_fence_of_a_job_without_an_attempt_is_raised_anew_and_no_epoch_is_left_out(c, w, t):
     """A node has told of an attempt that the log does not know."""
     c.node("a")
