@@ -21,7 +21,6 @@ from orchestrator.core.attempt.attempt_states import (
     STOP,
     AttemptState,
     PartState,
-    attempt_state,
     stop_state,
 )
 from orchestrator.core.attempt.transitions import UNEXPECTED
@@ -108,6 +107,11 @@ def _rows(observed: Observation) -> tuple[Row, ...]:
     return tuple(explaining_rows(observed, TABLES[observed.machine]))
 
 
+def attempt_state(attempt: LiveAttempt | None) -> AttemptState:
+    """Return the state of an attempt; None is one that is no longer tracked."""
+    return AttemptState.ENDED if attempt is None else attempt.state
+
+
 class StateWatch:
     """Makes steps and collects what it sees in `observed`, and what no table explains in `problems`."""
 
@@ -155,7 +159,7 @@ class StateWatch:
         if before is None:
             self._added(attempt)
             return
-        old, new = attempt_state(before), attempt_state(after)
+        old, new = before.state, attempt_state(after)
         if old is not new:
             self._observe(attempt.job, Observation("attempt", old, new, "", type(self._message)), attempt)
         for part, part_after in zip(before.parts, after.parts if after else (), strict=bool(after)):
@@ -165,8 +169,8 @@ class StateWatch:
             self._stops_changed(before, after)
 
     def _added(self, attempt: LiveAttempt) -> None:
-        states = {attempt_state(attempt), *(part.state for part in attempt.parts), *map(stop_state, [None])}
-        if not states <= {AttemptState.LAUNCHING, *FIRST[PartState], stop_state(None)}:
+        states = {attempt.state, *(part.state for part in attempt.parts)}
+        if not states <= {AttemptState.LAUNCHING, *FIRST[PartState]}:
             self.problems.append((attempt.job, f"begins as {sorted(states)}"))
 
     def _stops_changed(self, before: LiveAttempt, after: LiveAttempt) -> None:
@@ -205,7 +209,7 @@ class StateWatch:
                 key = (name, command.job, epoch, "")
                 self._sent[key] += 1
                 if self._sent[key] > self._due[key]:
-                    state = attempt_state(attempt)
+                    state = attempt.state
                     same = Observation("attempt", state, state, "", type(self._message))
                     self._observe(command.job, same, attempt)
             elif command.epoch == attempt.epoch and command.node in {part.node for part in attempt.parts}:

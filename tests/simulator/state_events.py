@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from enum import StrEnum
 
-from orchestrator.core.attempt.attempt_states import AttemptState, PartState, attempt_state, stop_state
+from orchestrator.core.attempt.attempt_states import AttemptState, PartState, stop_state
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.attempts import AttemptPart, LiveAttempt
 from orchestrator.core.controller.draft import Control
@@ -15,7 +15,7 @@ Arrival = tuple[str, str, StrEnum, str]
 def events_of(control: Control, message: m.Message) -> Iterator[Arrival]:
     if isinstance(message, m.ClusterJoined):
         for attempt in control.attempts.values():
-            yield attempt.job, "attempt", attempt_state(attempt), "rejoined"
+            yield attempt.job, "attempt", attempt.state, "rejoined"
     elif isinstance(message, m.Heartbeat):
         yield from _of_heartbeat(control, message)
     elif isinstance(message, m.Launched | m.LaunchFailed | m.FenceAnswered | m.StopAnswered | m.PartUnreadable):
@@ -29,7 +29,7 @@ def _of_attempt(
     attempt: LiveAttempt,
     message: m.Launched | m.LaunchFailed | m.FenceAnswered | m.StopAnswered | m.PartUnreadable,
 ) -> Iterator[Arrival]:
-    job, state = attempt.job, attempt_state(attempt)
+    job, state = attempt.job, attempt.state
     if isinstance(message, m.FenceAnswered):
         if event := fence_event(control, attempt, message):
             yield job, "attempt", state, event
@@ -81,7 +81,7 @@ def _of_heartbeat(control: Control, message: m.Heartbeat) -> Iterator[Arrival]:
 def _of_list(control: Control, message: m.Heartbeat) -> Iterator[Arrival]:
     for job in control.on_node.get(message.node, ()):
         attempt = control.attempts[job]
-        if attempt_state(attempt) is AttemptState.LAUNCHING or message.requested_s < attempt.since_s:
+        if attempt.state is AttemptState.LAUNCHING or message.requested_s < attempt.since_s:
             continue
         for rank, part in enumerate(attempt.parts):
             if part.node == message.node and part.state is not PartState.ENDED:

@@ -13,13 +13,7 @@ this server raised, or was raised for a newer attempt; `fence_raised` and `fence
 
 from enum import StrEnum
 
-from orchestrator.core.controller.attempts import (
-    AttemptState,
-    LiveAttempt,
-    PartState,
-    StopRequest,
-    StopState,
-)
+from orchestrator.core.controller.attempts import AttemptState, PartState, StopRequest, StopState
 from orchestrator.core.timing import FENCE_RETRY_S, STOP_OVERDUE_S, STOP_RETRY_S
 
 A, P, S = AttemptState, PartState, StopState
@@ -155,11 +149,6 @@ TIMERS: dict[StrEnum, float] = {
 """Seconds in a state after which `timed_out` follows. An ADOPTED attempt is reviewed only in a joined cluster."""
 
 FIRST = {A: frozenset({A.LAUNCHING, A.ADOPTED}), P: frozenset({P.UNREPORTED}), S: frozenset({S.NONE})}
-
-
-def attempt_state(attempt: LiveAttempt | None) -> AttemptState:
-    """Return the state of an attempt; None is one that is no longer tracked."""
-    return A.ENDED if attempt is None else attempt.state
 
 
 def stop_state(request: StopRequest | None) -> StopState:

@@ -1,6 +1,7 @@
 """The only module that changes states of attempts: by a row of attempt_states.py, whose command is then sent. Pure.
 
-An event whose pair of state and event is in no table changes nothing and logs a warning. In tests, it is a failure.
+A pair of state and event that is neither in a table nor in IGNORED_* changes nothing and logs a warning. In tests, it
+is a failure.
 """
 
 from collections.abc import Callable, Mapping

@@ -20,13 +20,12 @@ from orchestrator.core.attempt.attempt_states import (
     AttemptState,
     PartState,
     StopState,
-    attempt_state,
     stop_state,
 )
 from orchestrator.core.attempt.transitions import UNEXPECTED
 from orchestrator.core.controller import messages as m
 from orchestrator.core.model import Recovery
-from tests.simulator.state_changes import MESSAGES, TABLES, explaining_rows, is_explained
+from tests.simulator.state_changes import MESSAGES, TABLES, attempt_state, explaining_rows, is_explained
 
 A, P, S = AttemptState, PartState, StopState
 NO_ANSWER = {"kind": "launch", "message": "node a gave no answer", "unanswered": ("a",)}
