@@ -26,7 +26,7 @@ DETAILS = {
 REASONS = ("how", "message", "error", "why", "reason", "text")
 """Fields of messages and commands that a line contains, besides job and attempt. Reasons come after a colon."""
 DAY_S = 86_400
-FORGOTTEN = "a message that is no longer in memory"
+MISSING_MESSAGE = "a message that is no longer in memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def _by_message(lines: Iterable[StoryLine]) -> Iterator[tuple[StoryLine, list[St
             continue
         if message is not None:
             yield message, changes
-        is_headless = line.kind == "change"
-        message = StoryLine(line.cause, line.wall_s, "message", "", FORGOTTEN) if is_headless else line
-        changes = [line] if is_headless else []
+        has_no_message = line.kind == "change"
+        message = StoryLine(line.cause, line.wall_s, "message", "", MISSING_MESSAGE) if has_no_message else line
+        changes = [line] if has_no_message else []
     if message is not None:
         yield message, changes
 

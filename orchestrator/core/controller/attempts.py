@@ -160,8 +160,8 @@ UNFENCED = frozenset({AttemptState.LAUNCHING, AttemptState.ADOPTED, AttemptState
 class FenceRequest:
     """Request about the fence above an attempt. Monotonic seconds.
 
-    `since_s`: when it was first sent to raise or to lower the fence, `sent_s`: when it was last sent. `stored_s`: when
-    Ray had stored a fence above the attempt.
+    `since_s`: when it was first sent to raise or to lower the fence, or to read it before it is raised. `sent_s`: when
+    it was last sent. `stored_s`: when Ray had stored a fence above the attempt.
     """
 
     since_s: float
@@ -174,11 +174,12 @@ class LiveAttempt:
     """Attempt that may still run. Times are monotonic seconds.
 
     core/attempt/transitions.py sets `state` and `fence`, which is None in the states of UNFENCED. `since_s`: from then
-    on, its nodes must list it. `read_s`: when its fence was last read while it was ADOPTED. `stop_requests` are stop
-    requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures reported while `cut_off`
-    explains them are attributed to it, whatever stop we requested. `superseded_reason` is "" or why the attempt does
-    not count any more, whatever outcome its nodes send. `last_event_at` is the position of the newest stored event of
-    rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None before its first report.
+    on, its nodes must list it. `read_s`: when the newest request to read the fence of an ADOPTED attempt was sent.
+    `stop_requests` are stop requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures
+    reported while `cut_off` explains them are attributed to it, whatever stop we requested. `superseded_reason` is ""
+    or why the attempt does not count any more, whatever outcome its nodes send. `last_event_at` is the position of the
+    newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None before
+    its first report.
     """
 
     job: str

@@ -1,12 +1,13 @@
 """What followed for a job from each message, in order and in words."""
 
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 
 from orchestrator.core.attempt import story
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.commands import LogWarning
+from orchestrator.core.controller.commands import Command, LogWarning
 
 
 def texts(c, job="g"):
@@ -59,11 +60,11 @@ def test_commands_are_numbered_in_their_order_and_have_the_number_of_their_messa
     assert two.control.commands == before.commands + len(commands)
 
 
-def test_changes_whose_message_is_no_longer_kept_are_in_the_story(two):
+def test_changes_whose_message_is_no_longer_in_memory_are_in_the_story(two):
     two.tell(m.CancelRequested("g"))
     first = next(i for i, line in enumerate(two.lines) if line.text.startswith("cancel requested")) + 1
     del two.lines[:first]
-    assert texts(two)[0].startswith(f"{story.FORGOTTEN} · stop request of a")
+    assert texts(two)[0].startswith(f"{story.MISSING_MESSAGE} · stop request of a")
 
 
 def test_notes_are_in_the_story_of_every_job_and_warnings_in_that_of_the_job_that_they_name():
@@ -81,3 +82,10 @@ def test_a_long_text_is_cut_and_has_one_line():
     lines = story.lines_of([m.Tick()], 1, [], [LogWarning("j\n" * 1000, cause=1)], 0.0)
     assert len(lines[1].text) == story.MAX_TEXT + 1
     assert "\n" not in lines[1].text
+
+
+@pytest.mark.parametrize("kind", [*get_args(m.Message), *get_args(Command)], ids=lambda kind: kind.__name__)
+def test_what_a_line_contains_of_a_message_or_command_is_text(kind):
+    """A line that could not be written would stop the controller's thread."""
+    hints = get_type_hints(kind)
+    assert {hints[name] for name in (*story.DETAILS, *story.REASONS) if name in hints} <= {str}

@@ -3,6 +3,7 @@
 import pytest
 
 from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.attempts import PartState
 from orchestrator.core.controller.commands import Fence, Stop
 
 
@@ -51,6 +52,16 @@ def test_what_cannot_be_read_of_a_part_that_has_succeeded_changes_nothing(gang, 
     assert gang.tell(m.PartUnreadable("g", 1, 0, "its events cannot be read", ended=True)) == ([], [])
     assert gang.tick()[1] == [], "its sister is not stopped"
     assert gang.hear("b", t.ended("g", 1, 1, "succeeded", codes={1: 0}))[0] == [("g", "finished", 1)]
+
+
+def test_an_unreadable_message_about_a_part_that_its_node_does_not_list_stops_it_and_ends_no_doubt(gang):
+    """The message may be older than that list. The next list that has the part ends the doubt."""
+    gang.hear("a", there=(), after_s=5.0)
+    gang.tell(m.PartUnreadable("g", 1, 0, "its events cannot be read"))
+    assert (part(gang, 0).state, bool(part(gang, 0).doubt)) == (PartState.UNCONFIRMED, True)
+    assert Stop("a", "g", 1, "cancel") in gang.tick()[1]
+    gang.hear("a", after_s=1.0)
+    assert (part(gang, 0).state, part(gang, 0).doubt) == (PartState.UNREADABLE, "")
 
 
 def test_an_answer_that_comes_late_moves_no_part_back(gang, t):

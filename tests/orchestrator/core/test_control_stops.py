@@ -1,4 +1,4 @@
-"""A job whose attempt was asked to stop has not finished, though every command of it ended with 0: for each cause."""
+"""A job has not finished if its attempt was stopped, for each cause, even if all its commands ended with 0."""
 
 from dataclasses import replace
 
@@ -31,9 +31,9 @@ def cancel(c, w, t):
     return c.tell(m.CancelRequested("j"))
 
 
-def outcome_of(how, codes, asked):
-    """What the supervisor of a command makes of exit codes after such a stop, which reached these ranks."""
-    return outcome.state(how, codes, len(codes), outcome.Preemption(frozenset(asked), is_command=True))
+def outcome_of(how, codes, stopped_ranks):
+    """The outcome that the supervisor of a command reports after such a stop, which reached these ranks."""
+    return outcome.state(how, codes, len(codes), outcome.Preemption(frozenset(stopped_ranks), is_command=True))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def running(c, w):
 
 
 @pytest.mark.parametrize("cause", [move, drain, notice, preempt])
-def test_a_job_that_was_asked_to_stop_continues_later_though_its_command_ended_with_zero(running, w, t, cause):
+def test_a_job_that_was_stopped_continues_later_though_its_command_ended_with_zero(running, w, t, cause):
     events, commands = cause(running, w, t)
     assert ("j", "preempted", 1) in events and running.state("j") == "SAVING"
     [stop] = [command for command in commands if isinstance(command, Stop)]
@@ -60,8 +60,8 @@ def test_a_job_that_was_asked_to_stop_continues_later_though_its_command_ended_w
 
 
 @pytest.mark.parametrize("cause", [move, drain, notice, preempt])
-def test_a_job_that_had_ended_by_itself_before_it_was_asked_to_stop_has_finished(running, w, t, cause):
-    """Its node answers after the question, of an end before it."""
+def test_a_job_that_had_ended_by_itself_before_it_was_stopped_has_finished(running, w, t, cause):
+    """Its node reports after the request that the job had ended before it."""
     [stop] = [command for command in cause(running, w, t)[1] if isinstance(command, Stop)]
     ended = outcome_of(stop.how, {0: 0}, ())
     assert (ended, running.hear("a", t.ended("j", 1, 0, ended, codes={0: 0}))[0]) == (
@@ -70,10 +70,10 @@ def test_a_job_that_had_ended_by_itself_before_it_was_asked_to_stop_has_finished
     )
 
 
-@pytest.mark.parametrize("asked", [{0}, ()])
-def test_a_cancelled_job_stays_cancelled_though_its_command_ended_with_zero(running, w, t, asked):
+@pytest.mark.parametrize("stopped_ranks", [{0}, ()])
+def test_a_cancelled_job_stays_cancelled_though_its_command_ended_with_zero(running, w, t, stopped_ranks):
     events, [stop] = cancel(running, w, t)
     assert (events, stop) == ([("j", "cancelled", 1)], Stop("a", "j", 1, "cancel"))
-    ended = outcome_of(stop.how, {0: 0}, asked)
+    ended = outcome_of(stop.how, {0: 0}, stopped_ranks)
     assert ended == "cancelled"
     assert running.hear("a", t.ended("j", 1, 0, ended, codes={0: 0}))[0] == [("j", "released", 1)]

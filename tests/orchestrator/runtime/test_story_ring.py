@@ -1,4 +1,4 @@
-"""The server keeps the newest lines of the story in memory: of what is stored, and of nothing else."""
+"""The server has the newest lines of the story in memory, only of messages whose events are stored."""
 
 import pytest
 
