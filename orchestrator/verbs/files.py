@@ -65,7 +65,7 @@ def hashes(hub: Hub, ref: str, path: Path, attempt: Attempt, node: Name, pool: N
 
 @verb("GET /v1/jobs/{ref}/files/place", least=Role.MEMBER, slow=True)
 def destination(hub: Hub, ref: str, path: Path = "") -> DestinationView:
-    """Where a file that is put is stored: epoch, node, pool and path."""
+    """Where a file that is put is stored: attempt, node, pool and path in the job's folder."""
     return cast(DestinationView, hub.service.job_files.destination(_find_job(hub.service, ref), path))
 
 
