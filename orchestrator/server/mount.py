@@ -227,11 +227,11 @@ class _Invocation:
         (progress_name,) = self._verb.parameters_of(Progress)
         arguments = self._all_arguments(await self._read_body())
 
-        def run(service: Any, progress: Progress) -> Any:
+        def run(progress: Progress) -> Any:
             return self._verb.function(self._hub, **arguments, **{progress_name: progress})
 
         key = "" if self._verb.ignores_key(self._arguments) else self._key
-        return events(self._request, stream_operation(self._request, key, self._identity(), run))
+        return events(self._request, stream_operation(self._hub.operations, key, self._identity(), run))
 
     async def _download(self) -> Response:
         download: Download = await self._call()

@@ -11,8 +11,8 @@ from orchestrator.core.states import State
 from orchestrator.limits import MAX_BULK_JOBS
 from orchestrator.runtime.jobs.jobs import JobsQuery
 from orchestrator.server.http.hub import Hub
+from orchestrator.server.http.log_streams import LogStream, cursor_from
 from orchestrator.server.http.request_bodies import BulkJob, Spec
-from orchestrator.server.http.streams import LogStream, cursor_from
 from orchestrator.services.submissions import Submission
 from orchestrator.services.views import FIELDS
 from orchestrator.spec.resource_syntax import accelerators

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio.to_thread
-from fastapi import Request
 
 from cluster.errors import Conflict, FleetError
 from orchestrator.server.http.streams import HEARTBEAT_S
@@ -26,7 +25,7 @@ MAX_WAITING = 16
 STORED_RESULT = "report"
 """Key of a stored response. The job store keeps it, so it does not follow the name of the event."""
 Progress = Callable[[int, int], None]
-Call = Callable[[Service, Progress], Any]
+Call = Callable[[Progress], Any]
 Item = tuple[str, Any]
 
 
@@ -100,23 +99,22 @@ class LongOperation:
         item: Item
         try:
             self._check_abandoned()
-            item = ("result", self._result(self._operations.service))
+            item = ("result", self._result())
         except Exception as e:
             item = ("raised", e)
         with suppress(RuntimeError):  # the server has stopped, and its event loop with it
             self._loop.call_soon_threadsafe(self._finish, item)
 
-    def _result(self, service: Service) -> Any:
+    def _result(self) -> Any:
         """Stored result of the key, else result of the call. Of two operations with one key, only one runs it."""
         if not self.key:
-            return self._call(service, self._publish_progress)
+            return self._call(self._publish_progress)
+        service = self._operations.service
         stored = service.stored_response(self.key, self.request)
-        return (
-            stored
-            or service.store_response(
-                self.key, self.request, {STORED_RESULT: self._call(service, self._publish_progress)}
-            )
-        )[STORED_RESULT]
+        if stored is None:
+            response = {STORED_RESULT: self._call(self._publish_progress)}
+            stored = service.store_response(self.key, self.request, response)
+        return stored[STORED_RESULT]
 
     def _check_abandoned(self) -> None:
         """Stop an operation without clients, by raising an error from its progress callback."""
@@ -140,20 +138,14 @@ class LongOperation:
         self.ended.set()
 
 
-def operations_of(request: Request) -> LongOperations:
-    operations: LongOperations = request.app.state.hub.operations
-    return operations
-
-
-def stream_operation(request: Request, key: str, request_body: Any, call: Call) -> AsyncIterator[Item | None]:
+def stream_operation(operations: LongOperations, key: str, request: Any, call: Call) -> AsyncIterator[Item | None]:
     """Yield the events of `call`: `progress` from time to time, then `result`. Raises its error, and Conflict for a key
     that was used with another request; OperationLimitExceeded before the stream begins, so that the HTTP status can
     still be set.
     """
-    operations = operations_of(request)
     if key not in operations.by_key:
         operations.check_limit()
-    return _stream_once(operations, key, request_body, call)
+    return _stream_once(operations, key, request, call)
 
 
 async def _stream_once(operations: LongOperations, key: str, request: Any, call: Call) -> AsyncIterator[Item | None]:

@@ -1,4 +1,4 @@
-"""Server-sent events as a plain streaming response, and the polling that feeds them.
+"""Server-sent events as a plain streaming response, and the threads and waiting readers that feed them.
 
 The service's methods block, so each call runs in a thread; a waiting stream holds none. Streams have a few separate
 threads, so that many open logs do not delay `GET /v1/jobs`.
@@ -17,14 +17,12 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cluster.errors import FleetError, PolyfleetError, SpecError
-from cluster.input.untrusted_files import UnreadableFile, parse_json
+from cluster.errors import FleetError, PolyfleetError
 from orchestrator.limits import TooManyRequests
 from orchestrator.server.http.responses import error_body, internal_error, status_of, to_json
 from orchestrator.services.service import Service
 
 HEARTBEAT_S = 15.0
-POLL_S = (0.2, 1.0)
 CHANGES_WAIT_S = 2.0
 STORE_WAIT_S = 0.5
 """Maximum seconds of one wait in the store, so that the next one includes clients that have joined since."""
@@ -32,9 +30,6 @@ STREAM_THREADS = 16
 PAGE_THREADS = 64
 SLOW_CALL_THREADS = 16
 MAX_STREAMS = 512
-LOG_POLLS_PER_S = 50
-"""Total polls of all idle logs per second: with many, each is polled less often than POLL_S."""
-PAGE_BYTES = 1 << 20
 Data = dict[str, Any]
 Item = tuple[str, Any] | None
 T = TypeVar("T")
@@ -140,11 +135,6 @@ class Streams:
         return due
 
 
-def streams(request: Request) -> Streams:
-    shared: Streams = request.app.state.hub.streams
-    return shared
-
-
 def _check_queue(threads: anyio.CapacityLimiter) -> None:
     """Raise TooManyRequests if as many calls wait as there are threads: further ones would wait too long."""
     if threads.statistics().tasks_waiting >= threads.total_tokens:
@@ -162,8 +152,9 @@ def events(request: Request, source: AsyncIterator[Item], after: Callable[[], No
 
     Raises StreamLimitExceeded.
     """
+    shared: Streams = request.app.state.hub.streams
     counted = ExitStack()
-    counted.enter_context(streams(request).counted())
+    counted.enter_context(shared.counted())
     if after is not None:
         counted.callback(asyncio.get_running_loop().run_in_executor, None, after)
 
@@ -197,76 +188,6 @@ class _CountedStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
             await super().__call__(scope, receive, send)
-
-
-def cursor_from(text: str) -> dict[str, int]:
-    """Parse a cursor that the client received, JSON in a query parameter. Raises SpecError."""
-    try:
-        cursor = parse_json((text or "{}").encode(), "cursor", max_depth=1)
-        if all(type(value) is int and value >= 0 for value in cursor.values()):
-            return dict(cursor)
-    except (UnreadableFile, UnicodeEncodeError, AttributeError):
-        pass
-    raise SpecError("cursor", "is not a cursor", "send the `cursor` of the previous response, as JSON")
-
-
-class LogStream:
-    """Log of one job from a cursor on, page by page. A job's name is resolved once: later it may mean another job."""
-
-    def __init__(self, shared: Streams, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
-        self.streams, self.ref, self.rank, self.epoch, self.cursor = shared, ref, rank, epoch, cursor
-        self.service = self.streams.service
-        self.ended = self.following = False
-
-    async def check(self) -> None:
-        """Raise NotFound before the stream begins: afterwards the HTTP status is sent and cannot be changed."""
-        self.ref = (await self.streams.call(self.service.jobs_table.find, self.ref, page=True)).job.id
-
-    async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
-        return await self._lines(self.service.job_logs.read, self.cursor, limit_bytes)
-
-    async def tail(self, count: int) -> list[Data]:
-        """The last `count` lines that exist now. Moves the cursor behind them."""
-        return await self._lines(self.service.job_logs.tail, count)
-
-    async def away(self, first: int = 0) -> list[str]:
-        """Reasons why lines of attempts, from number `first` on, are missing: their nodes did not respond."""
-        return await self.streams.call(self._read, self.service.job_logs.unread_notes, first)
-
-    async def _lines(self, method: Callable[..., Data], *arguments: Any) -> list[Data]:
-        reply = await self.streams.call(self._read, method, *arguments, page=not self.following)
-        self.ref, self.cursor, self.ended = reply["job"], reply["cursor"], reply["ended"]
-        return list(reply["lines"])
-
-    def _read(self, method: Callable[..., T], *arguments: Any) -> T:
-        return method(self.service.find_run_job(self.ref), self.rank, self.epoch, *arguments)
-
-    async def follow(self, tail: int | None) -> AsyncIterator[Item]:
-        self.streams.logs += 1
-        self.following = True
-        try:
-            async for item in self._follow(tail):
-                yield item
-        finally:
-            self.streams.logs -= 1
-
-    async def _follow(self, tail: int | None) -> AsyncIterator[Item]:
-        """Yield the log. The first event is sent even without lines: it contains the job's id for a reconnect."""
-        yield self._log(await (self.page() if tail is None else self.tail(tail)))
-        wait_s = POLL_S[0]
-        while True:
-            lines = await self.page()
-            wait_s = POLL_S[0] if lines else min(wait_s * 1.3, POLL_S[1])
-            yield self._log(lines) if lines else None
-            if self.ended and not lines:
-                record = await self.streams.call(self.service.jobs_table.find, self.ref)
-                yield "end", {"state": str(record.job.state)}
-                return
-            if not lines:
-                await anyio.sleep(max(wait_s, self.streams.logs / LOG_POLLS_PER_S))
-
-    def _log(self, lines: list[Data]) -> tuple[str, Data]:
-        return "log", {"job": self.ref, "lines": lines, "cursor": self.cursor}
 
 
 async def follow_changes(shared: Streams, after: int) -> AsyncIterator[Item]:
