@@ -1,7 +1,7 @@
 """Views of jobs and events for the API, with the state of the running fleet."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from orchestrator.core.attempt.story import story
 from orchestrator.core.attempt.suspicion import waiting_reason
@@ -20,6 +20,7 @@ from orchestrator.runtime.health.last_inventory import LastInventory
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.services.views import job_view, progress_view, with_one_based_candidates
 from orchestrator.units import when
+from orchestrator.views.jobs import JobEvent, JobView, StoryStepView
 
 
 class JobViews:
@@ -29,11 +30,12 @@ class JobViews:
         self._jobs, self._runtime, self._launching, self._inventory = jobs, runtime, launching, inventory
         self._line = WaitingQueue(Plan(), {})
 
-    def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
-        view = self.view(record)
-        return {name: view[name] for name in fields}
+    def fields(self, record: Record, fields: tuple[str, ...]) -> JobView:
+        """The view of a job with some of its keys alone."""
+        view: Mapping[str, Any] = self.view(record)
+        return cast(JobView, {name: view[name] for name in fields})
 
-    def view(self, record: Record) -> dict[str, Any]:
+    def view(self, record: Record) -> JobView:
         metrics = self._jobs.metrics(record.job.id) if record.attempts else {}
         progress = progress_view(record, self._estimate_inputs(record))
         return job_view(record, metrics, self.waiting_reason(record), progress, self._known_until_s(record))
@@ -85,16 +87,17 @@ class JobViews:
         node = None if self._runtime.problem else self._runtime.control.nodes.get(name)
         return self._inventory.last_contact_s(name) if node is None else at.wall_s - node.silent_s(at.s)
 
-    def story(self, job: str) -> list[dict[str, Any]]:
+    def story(self, job: str) -> list[StoryStepView]:
         """What followed for a job from the newest messages, oldest first."""
         steps = story(self._runtime.story, job)
         return [{"number": s.number, "time": s.wall_s, "message": s.message, "changes": [*s.changes]} for s in steps]
 
-    def event(self, event: Event) -> dict[str, Any]:
+    def event(self, event: Event) -> JobEvent:
         record = self._jobs.get(event.job)
         state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         if event.event == "placed":
             data = with_one_based_candidates(data)
-        return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "attempt": event.epoch,
-                "state": state, **{"data": data}}  # fmt: skip
+        view = {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "attempt": event.epoch,
+                "state": state, "data": data}  # fmt: skip
+        return cast(JobEvent, view)

@@ -42,6 +42,7 @@ from orchestrator.services.job_views import JobViews
 from orchestrator.services.submissions import Submissions, digest
 from orchestrator.store.events.database_setting import open_store
 from orchestrator.store.events.idempotency import StoredResponse
+from orchestrator.views.jobs import ChangesPage
 
 MAX_CHANGES = 1000
 
@@ -150,7 +151,7 @@ class Service:
             self.runtime.post_and_wait(CancelRequested(job.id))
         return job.id
 
-    def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
+    def changes(self, after: int, timeout_s: float) -> ChangesPage:
         """Events after number `after`, as soon as there are any, else an empty list after `timeout_s`. Continue with
         `last`; events up to it may have been deleted.
         """

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from cluster.errors import FleetError, SpecError, nearest
 from orchestrator.code_archives.code_archive import check_module_names
@@ -29,6 +29,7 @@ from orchestrator.spec.job_spec_parts import DataSpec
 from orchestrator.store.events.event_store import EventStore
 from orchestrator.store.events.idempotency import IdempotentRequest, StoredResponse
 from orchestrator.store.events.unit_of_work import Stored
+from orchestrator.views.jobs import AcceptedView, JobView
 
 Data = dict[str, Any]
 DevicesNow = Callable[[], tuple[tuple[Devices, ...] | None, str]]
@@ -89,14 +90,14 @@ class Submissions:
         self._max_open = max_waiting_jobs()
         self._waiting, self._counted_s = 0, float("-inf")
 
-    def submit(self, spec: Data, code_archive: str = "", key: str = "") -> Data:
+    def submit(self, spec: Data, code_archive: str = "", key: str = "") -> JobView:
         """Submit one job like `submit_each`; raises its error."""
         (result,) = self.submit_each([Submission(spec, code_archive, key)])
         if isinstance(result, Exception):
             raise result
         return result
 
-    def submit_each(self, submissions: Sequence[Submission]) -> list[Data | Exception]:
+    def submit_each(self, submissions: Sequence[Submission]) -> list[JobView | Exception]:
         """Submit independent jobs; return the view of each, or its error. They are stored durably before this returns.
         A repeated key returns the same result, or Conflict if the body differs.
         """
@@ -108,15 +109,15 @@ class Submissions:
         )
         return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
 
-    def submit_all(self, jobs: list[tuple[Data, str]], key: str) -> Data:
-        """Submit (spec, code archive) pairs together; return {"jobs": [{"id", "name"}], "note"}.
+    def submit_all(self, jobs: list[tuple[Data, str]], key: str) -> AcceptedView:
+        """Submit (spec, code archive) pairs together.
 
         The field of a SpecError starts with `jobs.N`, with N from 0.
         """
         (result,) = self._process([(key, jobs, partial(self._accept_all, jobs))])
         if isinstance(result, Exception):
             raise result
-        return result
+        return cast(AcceptedView, result)
 
     def _accept_one(self, submission: Submission) -> StoredResponse:
         self._check_limit(1)

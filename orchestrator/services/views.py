@@ -17,7 +17,7 @@ from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.step.placement import devices_of
 from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.views.fleet import FindingView, NodeView, PoolView
-from orchestrator.views.jobs import ProgressView
+from orchestrator.views.jobs import JobView, ProgressView
 from workers.protocol.messages import ScriptCheckpoint
 
 NOTE_VISIBLE_S = 180.0
@@ -52,13 +52,13 @@ def job_view(
     why_waiting: str = "",
     progress: ProgressView | None = None,
     known_until_s: float | None = None,
-) -> dict[str, Any]:
+) -> JobView:
     """The view of a job.
 
     `known_until_s`: last contact (seconds since the epoch), if its nodes do not respond now.
     """
     job, last = record.job, record.attempts[-1] if record.attempts else None
-    return {
+    view: dict[str, Any] = {
         "id": job.id,
         "name": job.name,
         "task": job.task,
@@ -91,6 +91,7 @@ def job_view(
         "failure": record.failure if job.state in TERMINAL | {State.RECOVERING} else None,
         "attempts": [attempt_view(attempt) for attempt in record.attempts],
     }
+    return cast(JobView, view)
 
 
 def with_one_based_candidates(data: Any) -> Any:
@@ -133,9 +134,9 @@ def acknowledged(job: Job, note: str) -> dict[str, Any]:
     }
 
 
-def accepted_view(stored: dict[str, Any]) -> dict[str, Any]:
+def accepted_view(stored: dict[str, Any]) -> JobView:
     """The view of a job at its acceptance. `stored`: the result of `acknowledged`."""
-    return _ACCEPTED | stored
+    return cast(JobView, {**_ACCEPTED, **stored})
 
 
 def attempt_view(attempt: Attempt) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Events of all jobs, as they happen."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.streams import follow_changes
@@ -15,7 +15,7 @@ async def wait(hub: Hub, after: After = 0, timeout_s: Annotated[float, Arg(max=3
     """Long poll: responds as soon as there are events after number `after`, or with none after `timeout_s`. Continue
     with `last`; it may increase without an event, because events are removed with old jobs.
     """
-    return cast(ChangesPage, await hub.streams.changes(after, timeout_s))
+    return await hub.streams.changes(after, timeout_s)
 
 
 @verb("GET /v1/changes/stream", least=Role.VIEWER)

@@ -53,16 +53,16 @@ async def submit(hub: Hub, spec: Spec, code_archive: CodeArchive = "", *, key: K
     """
     submission = Submission(spec, code_archive, key)
     if submission.is_quick:
-        return cast(JobView, await hub.submissions.submit(submission))
+        return await hub.submissions.submit(submission)
     accept = hub.service.submissions.submit
-    return cast(JobView, await anyio.to_thread.run_sync(accept, spec, code_archive, key))
+    return await anyio.to_thread.run_sync(accept, spec, code_archive, key)
 
 
 @verb("POST /v1/jobs/bulk", least=Role.MEMBER, status=201)
 def submit_many(hub: Hub, jobs: BulkJobs, *, key: Key) -> AcceptedView:
     """Submit up to 1,000 jobs, all or none: {"jobs": [{"id", "name"}], "note"}, in the order of the request."""
     pairs = [(job.spec, job.code_archive) for job in jobs]
-    return cast(AcceptedView, hub.service.submissions.submit_all(pairs, key))
+    return hub.service.submissions.submit_all(pairs, key)
 
 
 @verb("POST /v1/plan", least=Role.VIEWER, idempotent=True)
@@ -96,13 +96,13 @@ def list_(
     service, selected = hub.service, _selected(fields)
     query = JobsQuery(tuple(map(str, state or ())), name, since, before, limit)
     records, older = service.jobs_table.select(query)
-    return Page([cast(JobView, service.job_views.fields(record, selected)) for record in records], older)
+    return Page([service.job_views.fields(record, selected) for record in records], older)
 
 
 @verb("GET /v1/jobs/{ref}", least=Role.VIEWER)
 def show(hub: Hub, ref: str) -> JobView:
     """One job with all its attempts."""
-    return cast(JobView, hub.service.job_views.view(hub.service.jobs_table.find(ref)))
+    return hub.service.job_views.view(hub.service.jobs_table.find(ref))
 
 
 @verb("POST /v1/jobs/{ref}/cancel", least=Role.MEMBER)
@@ -130,7 +130,7 @@ def explain(hub: Hub, ref: str, changes: Changes = ()) -> JobExplanation:
 def history(hub: Hub, ref: str) -> list[JobEvent]:
     """All events of the job, oldest first."""
     events = hub.service.store.events_of(hub.service.jobs_table.find(ref).job.id)
-    return cast(list[JobEvent], [hub.service.job_views.event(event) for event in events])
+    return [hub.service.job_views.event(event) for event in events]
 
 
 @verb("GET /v1/jobs/{ref}/story", least=Role.VIEWER)
@@ -139,7 +139,7 @@ def story(hub: Hub, ref: str) -> JobStoryView:
     it, with these changes and commands. The server has the newest 10,000 lines, for all jobs, in memory.
     """
     job = hub.service.jobs_table.find(ref).job.id
-    return cast(JobStoryView, {"job": job, "events": history(hub, job), "steps": hub.service.job_views.story(job)})
+    return {"job": job, "events": history(hub, job), "steps": hub.service.job_views.story(job)}
 
 
 @verb("GET /v1/jobs/{ref}/reports", least=Role.VIEWER)

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ RETRY_S = 1.0
 """Seconds between retries when the fleet, the controller or the store is unavailable."""
 POLL_S = 0.1
 Data = dict[str, Any]
-Submit = Callable[[Data, str, str], Data]
+Submit = Callable[[Data, str, str], Mapping[str, Any]]
 Cancel = Callable[[str], object]
 T = TypeVar("T")
 R = TypeVar("R")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from orchestrator.server.http.batching import Batcher
 from orchestrator.server.http.exec_streams import ExecThreads
@@ -12,6 +11,7 @@ from orchestrator.server.http.operations import LongOperations
 from orchestrator.server.http.streams import Streams
 from orchestrator.services.service import Service
 from orchestrator.services.submissions import Submission
+from orchestrator.views.jobs import JobView
 
 
 @dataclass
@@ -39,5 +39,5 @@ class Hub:
         return ExecThreads(self.service)
 
     @cached_property
-    def submissions(self) -> Batcher[Submission, dict[str, Any]]:
+    def submissions(self) -> Batcher[Submission, JobView]:
         return Batcher(self.service.submissions.submit_each)

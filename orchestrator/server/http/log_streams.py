@@ -7,12 +7,13 @@ import anyio
 
 from cluster.errors import SpecError
 from cluster.input.untrusted_files import UnreadableFile, parse_json
-from orchestrator.server.http.streams import Data, Item, Streams
+from orchestrator.server.http.streams import Item, Streams
 
 POLL_S = (0.2, 1.0)
 LOG_POLLS_PER_S = 50
 """Total polls of all idle logs per second: with many, each is polled less often than POLL_S."""
 PAGE_BYTES = 1 << 20
+Data = dict[str, Any]
 T = TypeVar("T")
 
 

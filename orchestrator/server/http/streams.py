@@ -21,6 +21,7 @@ from cluster.errors import FleetError, PolyfleetError
 from orchestrator.limits import TooManyRequests
 from orchestrator.server.http.responses import error_body, internal_error, status_of, to_json
 from orchestrator.services.service import Service
+from orchestrator.views.jobs import ChangesPage
 
 HEARTBEAT_S = 15.0
 CHANGES_WAIT_S = 2.0
@@ -30,7 +31,6 @@ STREAM_THREADS = 16
 PAGE_THREADS = 64
 SLOW_CALL_THREADS = 16
 MAX_STREAMS = 512
-Data = dict[str, Any]
 Item = tuple[str, Any] | None
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Streams:
         self._slow_call_threads = anyio.CapacityLimiter(SLOW_CALL_THREADS)
         self._reader_thread = anyio.CapacityLimiter(1)
         self._head = 0
-        self._waiting: dict[asyncio.Future[Data], int] = {}
+        self._waiting: dict[asyncio.Future[ChangesPage], int] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def call(self, method: Callable[..., T], *arguments: Any, page: bool = False) -> T:
@@ -89,14 +89,14 @@ class Streams:
         finally:
             self.open -= 1
 
-    async def changes(self, after: int, timeout_s: float) -> Data:
+    async def changes(self, after: int, timeout_s: float) -> ChangesPage:
         """Events after number `after`, as soon as there are any; none after `timeout_s`, or at once if `last` skips
         deleted events.
         """
         latest = await self.call(self.service.changes, after, 0.0, page=True)
         return latest if latest["last"] > after or timeout_s == 0 else await self.next_changes(after, timeout_s)
 
-    async def next_changes(self, after: int, timeout_s: float) -> Data:
+    async def next_changes(self, after: int, timeout_s: float) -> ChangesPage:
         """Like `changes`, for a client that has read all existing events: one reader waits for all such clients."""
         if after < self._head:  # it fell behind: read separately, so that other clients do not wait for it
             return await self.call(self.service.changes, after, 0.0)
@@ -105,7 +105,7 @@ class Streams:
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         try:
-            result: Data = await asyncio.wait_for(future, timeout_s)
+            result: ChangesPage = await asyncio.wait_for(future, timeout_s)
             return result
         except TimeoutError:
             return {"events": [], "last": after}
@@ -128,7 +128,7 @@ class Streams:
                     new_events = [e for e in page["events"] if e["seq"] > after]
                     future.set_result({"events": new_events, "last": page["last"]})
 
-    def _pop_waiting(self, last: int) -> "dict[asyncio.Future[Data], int]":
+    def _pop_waiting(self, last: int) -> "dict[asyncio.Future[ChangesPage], int]":
         """Remove and return the futures that wait for events up to number `last` (-1: all futures)."""
         due = {f: after for f, after in self._waiting.items() if not f.done() and (last < 0 or after < last)}
         self._waiting = {f: after for f, after in self._waiting.items() if f not in due}
