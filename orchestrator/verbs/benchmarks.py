@@ -1,6 +1,6 @@
 """Benchmark runs on the fleet: start, list, show, read results, cancel."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
 from orchestrator.runtime.health.fleet_ready import SUBMIT_WAIT_S
 from orchestrator.server.http.hub import Hub
@@ -17,34 +17,34 @@ RequestSpec = Annotated[Spec, Arg("what to measure: cases, precisions, levels, p
 def start(hub: Hub, request: RequestSpec, code_archive: CodeArchive = "", *, key: Key) -> RunView:
     """Start a run: a job for each node that it measures. It is durable when this responds."""
     hub.service.readiness.wait_until_ready(SUBMIT_WAIT_S)
-    return cast(RunView, hub.service.benchmark_runs.start(request, code_archive, key))
+    return hub.service.benchmark_runs.start(request, code_archive, key)
 
 
 @verb("GET /v1/benchmarks", least=Role.VIEWER)
 def list_(hub: Hub) -> list[RunView]:
     """All runs, the newest last."""
-    return cast(list[RunView], hub.service.benchmark_runs.views())
+    return hub.service.benchmark_runs.views()
 
 
 @verb("GET /v1/benchmarks/{ref}", least=Role.VIEWER)
 def show(hub: Hub, ref: str) -> RunView:
     """One run: its state, the devices that it measures, its current step. `latest` is the newest run."""
-    return cast(RunView, hub.service.benchmark_runs.view(ref))
+    return hub.service.benchmark_runs.view(ref)
 
 
 @verb("GET /v1/benchmarks/{ref}/lines", least=Role.VIEWER)
 def lines(hub: Hub, ref: str, after: int = 0) -> list[BenchmarkLine]:
     """Result lines after number `after`, oldest first."""
-    return cast(list[BenchmarkLine], hub.service.benchmark_runs.lines(ref, after))
+    return hub.service.benchmark_runs.lines(ref, after)
 
 
 @verb("POST /v1/benchmarks/{ref}/cancel", least=Role.MEMBER)
 def cancel(hub: Hub, ref: str) -> RunView:
     """Stop a run. Results measured so far remain. A run that has ended is not changed."""
-    return cast(RunView, hub.service.benchmark_runs.cancel(ref))
+    return hub.service.benchmark_runs.cancel(ref)
 
 
 @verb("POST /v1/benchmarks/{ref}/baseline", least=Role.MEMBER)
 def baseline(hub: Hub, ref: str) -> RunView:
     """Make this run the baseline with which later runs are compared."""
-    return cast(RunView, hub.service.benchmark_runs.make_baseline(ref))
+    return hub.service.benchmark_runs.make_baseline(ref)

@@ -63,7 +63,7 @@ def show(hub: Hub, ref: str) -> CheckpointView:
 @verb("GET /v1/checkpoints/plan", least=Role.VIEWER, slow=True)
 def plan(hub: Hub, ref: str, to_kind: str, count: DeviceCount = 1) -> MovePlan:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether the checkpoint fits."""
-    return cast(MovePlan, _checkpoints(hub).plan(ref, to_kind, count))
+    return _checkpoints(hub).plan(ref, to_kind, count)
 
 
 @verb("POST /v1/checkpoints/copy", least=Role.MEMBER)
@@ -113,7 +113,7 @@ def read_chunk(hub: Hub, ref: str, file: Name, index: Index) -> Download:
 @verb("GET /v1/checkpoints/place", least=Role.MEMBER, slow=True)
 def destination(hub: Hub, target: str) -> CheckpointDestination:
     """The node that writes POOL:FOLDER."""
-    return cast(CheckpointDestination, _checkpoints(hub).destination(target))
+    return _checkpoints(hub).destination(target)
 
 
 @verb("PUT /v1/checkpoints/incoming", least=Role.MEMBER, slow=True)
@@ -121,7 +121,7 @@ def begin_upload(hub: Hub, node: Name, folder: str, name: Name, manifest: bytes)
     """Announce a checkpoint with this manifest (`application/octet-stream`): {"arrived", "missing": [[file, index]],
     "step", "files", "bytes"}. `missing` excludes chunks that have already arrived.
     """
-    return cast(IncomingView, _checkpoints(hub).begin(node, folder, name, manifest))
+    return _checkpoints(hub).begin(node, folder, name, manifest)
 
 
 @verb("PUT /v1/checkpoints/incoming/chunk", least=Role.MEMBER, status=201, slow=True)
@@ -141,7 +141,7 @@ def interrupt_upload(hub: Hub, node: Name, folder: str, name: Name) -> Interrupt
 @verb("POST /v1/checkpoints/arrived", least=Role.MEMBER, slow=True)
 def commit_upload(hub: Hub, node: Node, folder: Folder, name: StepName) -> CommittedView:
     """Complete a copy: all chunks are read back and verified, then the checkpoint is committed."""
-    return cast(CommittedView, _checkpoints(hub).commit(node, folder, name))
+    return _checkpoints(hub).commit(node, folder, name)
 
 
 def _checkpoints(hub: Hub) -> CheckpointService:

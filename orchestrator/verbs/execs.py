@@ -3,7 +3,7 @@
 import base64
 import binascii
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated
 
 from pydantic import AfterValidator
 
@@ -80,8 +80,7 @@ async def write(hub: Hub, exec_id: ExecId, data: Base64, offset: Offset, end: Is
         content = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise SpecError("data", "is not base64", "encode the bytes as in RFC 4648") from None
-    state = await hub.execs.call(hub.service.exec_relay.write, exec_id, offset, content, end)
-    return cast(ExecInputView, state)
+    return await hub.execs.call(hub.service.exec_relay.write, exec_id, offset, content, end)
 
 
 @verb("POST /v1/execs/{exec_id}/size", least=Role.MEMBER, idempotent=True)
@@ -99,4 +98,4 @@ async def end(hub: Hub, exec_id: ExecId) -> EmptyView:
 
 
 def _start(service: Service, ref: str, request: ExecRequest) -> ExecStarted:
-    return cast(ExecStarted, service.exec_relay.start(service.find_run_job(ref), request))
+    return service.exec_relay.start(service.find_run_job(ref), request)

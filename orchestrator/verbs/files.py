@@ -60,13 +60,13 @@ def read(hub: Hub, ref: str, path: Path, attempt: Attempt, node: Name, pool: Nam
 def hashes(hub: Hub, ref: str, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0) -> HashesView:
     """SHA-256 of some pieces from index `first` on, and the file's version."""
     folder = FolderRef(attempt, node, pool)
-    return cast(HashesView, hub.service.job_files.hashes(_find_job(hub.service, ref), folder, path, first))
+    return hub.service.job_files.hashes(_find_job(hub.service, ref), folder, path, first)
 
 
 @verb("GET /v1/jobs/{ref}/files/place", least=Role.MEMBER, slow=True)
 def destination(hub: Hub, ref: str, path: Path = "") -> DestinationView:
     """Where a file that is put is stored: attempt, node, pool and path in the job's folder."""
-    return cast(DestinationView, hub.service.job_files.destination(_find_job(hub.service, ref), path))
+    return hub.service.job_files.destination(_find_job(hub.service, ref), path)
 
 
 @verb("POST /v1/jobs/{ref}/files", least=Role.MEMBER, slow=True)
@@ -132,8 +132,8 @@ def upload_hashes(hub: Hub, upload: str, node: Name, path: Path, first: First = 
     """SHA-256 of some pieces of a file that was sent."""
     service = hub.service
     if node:
-        return cast(HashesView, _node_files(service).upload_hashes(node, upload, path, first))
-    return cast(HashesView, service.data.hashes(upload, path, first))
+        return _node_files(service).upload_hashes(node, upload, path, first)
+    return service.data.hashes(upload, path, first)
 
 
 @verb("DELETE /v1/uploads/{upload}", least=Role.MEMBER, slow=True)

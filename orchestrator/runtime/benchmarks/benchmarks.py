@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
 from cluster.input.archive_unpack import ArchiveContents
@@ -24,6 +24,8 @@ from orchestrator.runtime.benchmarks import job_requests
 from orchestrator.runtime.benchmarks.benchmark_run import Cancel, Run, RunServices, Submit, cancel_job
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.store.events.benchmark_lines import BenchmarkLines
+from orchestrator.views.benchmark_lines import BenchmarkLine
+from orchestrator.views.benchmarks import RunView
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Benchmarks:
         except FleetError as e:
             log.warning("%s was not cancelled: %s", job, e)
 
-    def start(self, data: Data, code_archive: str, key: str = "") -> Data:
+    def start(self, data: Data, code_archive: str, key: str = "") -> RunView:
         """Start a run; it is durable when this returns. The same key returns the same run.
 
         The run is stored before its first job is submitted: if this server ends in between, the next one continues the
@@ -115,13 +117,13 @@ class Benchmarks:
             raise FleetError(self._agents.problem, "run `polyfleet up` first")
         return [group for name, facts in ready for group in device_groups(facts, name, "", 0.0, {})]
 
-    def view(self, ref: str) -> Data:
+    def view(self, ref: str) -> RunView:
         """State and counts of a run, for the API. Raises NotFound."""
         summary = self._find(ref)
         live = self._running.get(summary["run"])
         request_fields = {k: v for k, v in summary["started"].items() if k not in ("line", "jobs", "digest")}
         ended = summary["ended"]
-        return request_fields | {
+        view = request_fields | {
             "run": summary["run"],
             "targets": _targets_of(summary),
             "state": ended["state"] if ended else "RUNNING" if live and live.is_measuring else "WAITING",
@@ -132,12 +134,13 @@ class Benchmarks:
             "started_s": summary["started"]["time"],
             "ended_s": ended["time"] if ended else None,
         }
+        return cast(RunView, view)
 
-    def views(self) -> list[Data]:
+    def views(self) -> list[RunView]:
         return [self.view(summary["run"]) for summary in self._lines.runs()]
 
-    def lines(self, ref: str, after: int) -> list[Data]:
-        return self._lines.read(self._find(ref)["run"], after)
+    def lines(self, ref: str, after: int) -> list[BenchmarkLine]:
+        return cast(list[BenchmarkLine], self._lines.read(self._find(ref)["run"], after))
 
     def code_archives(self) -> set[str]:
         """Code archives of runs that have not ended: they may still submit jobs with them."""
@@ -147,7 +150,7 @@ class Benchmarks:
             if summary["ended"] is None
         }
 
-    def cancel(self, ref: str) -> Data:
+    def cancel(self, ref: str) -> RunView:
         """Cancel a run. A run that has ended is not changed."""
         run = self._find(ref)["run"]
         if run in self._running:
@@ -155,7 +158,7 @@ class Benchmarks:
             self._running[run].join(timeout=JOIN_S)
         return self.view(run)
 
-    def make_baseline(self, ref: str) -> Data:
+    def make_baseline(self, ref: str) -> RunView:
         """Make a run the baseline of later runs, until another is named.
 
         Raises Conflict if it did not succeed.

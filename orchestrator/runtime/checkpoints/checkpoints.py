@@ -17,6 +17,7 @@ from cluster.input import checkpoint_location
 from cluster.input.checkpoint_location import CheckpointLocation
 from cluster.types import Finding
 from orchestrator.runtime.checkpoints.checkpoint_search import CheckpointMatch, PoolStorages
+from orchestrator.views.checkpoints import CheckpointDestination, CommittedView, IncomingView, MovePlan
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -104,10 +105,10 @@ class CheckpointService:
                 rows.append((node, Finding("warning", f"checkpoint {pool}:{row['path']}", message, REPAIR)))
         return rows
 
-    def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
+    def plan(self, ref: str, kind: str, count: int = 1) -> MovePlan:
         """Describe what `count` devices of `kind` would keep, convert or refuse, and whether the checkpoint fits."""
         match = self._find(ref)
-        planned: dict[str, Any] = self._agents.call(match.node, "plan_checkpoint", match.location.path, kind, count)
+        planned: MovePlan = self._agents.call(match.node, "plan_checkpoint", match.location.path, kind, count)
         return planned
 
     def newest(self, reader: str, folder: CheckpointLocation) -> "dict[str, Any] | None":
@@ -253,16 +254,16 @@ class CheckpointService:
             self._reader_by_ref[ref] = self._find(ref, "source").node
         return self._reader_by_ref[ref]
 
-    def destination(self, target: str) -> "dict[str, Any]":
+    def destination(self, target: str) -> CheckpointDestination:
         """The node that writes to `target`, and the folder in its pool's storage."""
         destination = checkpoint_location.parse_pool_path(target, "target")
         return {"node": self.node_of(destination.pool, "target"), "pool": destination.pool, "folder": destination.path}
 
-    def begin(self, node: str, folder: str, name: str, text: bytes) -> "dict[str, Any]":
+    def begin(self, node: str, folder: str, name: str, text: bytes) -> IncomingView:
         """Begin a copy from a client. If the client disconnects, the node gives the copy up after CLIENT_IDLE_S, so
         that the client can begin it again.
         """
-        reply: dict[str, Any] = self._agents.call(
+        reply: IncomingView = self._agents.call(
             node, "begin_checkpoint_upload", folder, name, text, CLIENT_IDLE_S, timeout_s=VERIFY_S
         )
         return reply
@@ -273,7 +274,7 @@ class CheckpointService:
     def leave(self, node: str, folder: str, name: str) -> None:
         self._agents.call(node, "close_checkpoint_upload", folder, name)
 
-    def commit(self, node: str, folder: str, name: str) -> "dict[str, Any]":
+    def commit(self, node: str, folder: str, name: str) -> CommittedView:
         self._agents.call(node, "commit_checkpoint_upload", folder, name, timeout_s=VERIFY_S)
         return {"path": f"{folder}/{name}"}
 

@@ -14,6 +14,7 @@ from cluster.host.content_hash import Content
 from cluster.host.last_used import IDLE_S
 from cluster.input.folder_access import FolderTree, digest, digest_of, normalize_path
 from cluster.input.folder_entries import FolderEntry
+from orchestrator.views.files import HashesView
 
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
 UPLOADS = "uploads"
@@ -92,7 +93,7 @@ class DataStore:
             tree.remove(path)
             raise UserError(f"{path!r} was not stored as it was sent", "send it again, with one upload at a time")
 
-    def hashes(self, upload: str, path: str, first: int) -> dict[str, Any]:
+    def hashes(self, upload: str, path: str, first: int) -> HashesView:
         version, hashes = self._tree(upload).hashes(path, first, HASHES_AT_ONCE)
         return {"version": version, "sha256": hashes}
 

@@ -13,6 +13,7 @@ from orchestrator.core.controller.attempts import previous_attempts
 from orchestrator.core.jobs.fold import Record
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.files.file_locations import FileLocator, LocatedFiles
+from orchestrator.views.files import DestinationView, HashesView
 
 COMMIT_S = 3600.0
 PIECE_S = 120.0
@@ -100,9 +101,9 @@ class JobFileService:
         )
         return reply
 
-    def hashes(self, record: Record, folder: FolderRef, path: str, first: int) -> dict[str, Any]:
+    def hashes(self, record: Record, folder: FolderRef, path: str, first: int) -> HashesView:
         """Hashes of pieces: {"version", "sha256": of some pieces from index `first` on}."""
-        reply: dict[str, Any] = self._agents.call(
+        reply: HashesView = self._agents.call(
             folder.node,
             "file_hashes",
             folder.path(record.job.id),
@@ -113,8 +114,8 @@ class JobFileService:
         )
         return reply
 
-    def destination(self, record: Record, path: str) -> dict[str, Any]:
-        """Return where a file is stored: {"attempt", "node", "pool", "path", "running"}, `path` without node prefix.
+    def destination(self, record: Record, path: str) -> DestinationView:
+        """Return where a file is stored; `path` is without node prefix.
 
         Raises UserError for a job that never ran: no node has a folder of it yet.
         """
@@ -123,18 +124,25 @@ class JobFileService:
         located = self._find_folders(record)
         running = record.live_attempt is not None
         if not located.folders:
-            return self._create_folder(record) | {"path": normalize_path(path), "running": running}
+            created = self._create_folder(record)
+            return {
+                "attempt": created.epoch,
+                "node": created.node,
+                "pool": created.pool,
+                "path": normalize_path(path),
+                "running": running,
+            }
         folders, inside = _choose_folders(_with_prefixes(located), normalize_path(path))
         folder = folders[0]
         node = self._writer(folder["node"], folder["pool"])
         return {"attempt": folder["attempt"], "node": node, "pool": folder["pool"], "path": inside, "running": running}
 
-    def _create_folder(self, record: Record) -> dict[str, Any]:
+    def _create_folder(self, record: Record) -> FolderRef:
         """Create a folder for a job that has none, on the node where it ran last."""
         last = next(one for one in previous_attempts(record.attempts) if one.started)
         node = self._writer(last.nodes[0], last.pool)
         self._agents.call(node, "make_files", record.job.id, last.epoch)
-        return {"attempt": last.epoch, "node": node, "pool": last.pool}
+        return FolderRef(last.epoch, node, last.pool)
 
     def _writer(self, reader: str, pool: str) -> str:
         """The node, if it can write: a node writes only to its own pool's storage. Raises FleetError."""
@@ -163,8 +171,8 @@ class JobFileService:
         sizes: dict[str, int] = self._agents.call(node, "begin_upload", upload)
         return sizes
 
-    def upload_hashes(self, node: str, upload: str, path: str, first: int) -> dict[str, Any]:
-        reply: dict[str, Any] = self._agents.call(node, "file_hashes", f".uploads/{upload}", path, first, "")
+    def upload_hashes(self, node: str, upload: str, path: str, first: int) -> HashesView:
+        reply: HashesView = self._agents.call(node, "file_hashes", f".uploads/{upload}", path, first, "")
         return reply
 
     def write(self, node: str, upload: str, path: str, offset: int, data: bytes, sha256: str, end: Any) -> None:

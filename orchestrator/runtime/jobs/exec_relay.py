@@ -14,6 +14,7 @@ from orchestrator.limits import LimitExceeded
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.jobs.logs import placed_ranks
 from orchestrator.terminal_text import one_line
+from orchestrator.views.logs import ExecInputView, ExecStarted
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ class ExecRelay:
         self._lock = threading.Lock()
         self._running: dict[str, Exec] = {}
 
-    def start(self, record: Record, request: ExecRequest) -> Data:
-        """Start a command; return {"exec", "job", "attempt", "rank", "node"}.
+    def start(self, record: Record, request: ExecRequest) -> ExecStarted:
+        """Start a command.
 
         Raises Conflict, NotFound, FleetError, TooManyExecs.
         """
@@ -132,9 +133,9 @@ class ExecRelay:
             log.info("exec %s ended: %s", exec_id[:8], ended)
         return reply
 
-    def write(self, exec_id: str, offset: int, data: bytes, end: bool) -> Data:
+    def write(self, exec_id: str, offset: int, data: bytes, end: bool) -> ExecInputView:
         running = self._find(exec_id)
-        reply: Data = self._agents.call(running.node, "exec_write", running.number, offset, data, end, WRITE_S)
+        reply: ExecInputView = self._agents.call(running.node, "exec_write", running.number, offset, data, end, WRITE_S)
         return reply
 
     def resize(self, exec_id: str, rows: int, columns: int) -> None:
