@@ -89,32 +89,45 @@ def rest() -> Iterator[str]:
         "On the Unix socket `server.sock` in the home (`http://localhost/…` there), and on a loopback port if the "
         "server was started with `polyfleet server start --port N`. "
         "Every request but `GET /healthz` needs `Authorization: Bearer TOKEN`, the home's file `token`; "
-        "requests that change something need `Content-Type: application/json` (`application/zip` for packages). "
-        "The OpenAPI document is at `/openapi.json`, behind the token like all else.",
+        "requests that change something need `Content-Type: application/json`, or for binary bodies "
+        "`application/octet-stream`, for code archives `application/zip`. "
+        "The OpenAPI document is at `/openapi.json`, which needs the token, too. [Actions](actions.md) has all routes "
+        "in one table.",
         "",
-        'Errors: `{"error": {"type", "message", "remedy", "field"?}}`.',
+        "```console",
+        "$ curl --silent --unix-socket ~/.polyfleet/server.sock "
+        '--header "Authorization: Bearer $(cat ~/.polyfleet/token)" http://localhost/v1/jobs',
+        "```",
+        "",
+        'An error has the body `{"error": {"type", "message", "remedy", "field"?}}` and one of these statuses.',
         "",
     )
     codes = (
         (401, "no token, or a wrong one: the server makes a new one at each start, unless you wrote the file"),
-        (404, "no such job, checkpoint, package or path"),
-        (409, "the same idempotency key with another body"),
-        (413, "body over 1 MiB (packages: 512 MiB)"),
+        (404, "no such job, checkpoint, code archive or path"),
+        (409, "the present state does not allow it, or the same idempotency key was used with another body"),
+        (
+            413,
+            "body over 1 MiB (pieces of files 8 MiB, bulk submissions 16 MiB, manifests 256 MiB, archives 512 MiB)",
+        ),
         (415, "another content type than the one above"),
         (421, "a Host other than 127.0.0.1 and localhost (on a port: with this port)"),
         (422, "a field is wrong; `field` names it"),
-        (429, "too many at a time: requests, jobs that wait; `Retry-After` says when to ask again"),
-        (503, "the fleet, its store or its controller cannot serve now, or 512 streams are open; with `Retry-After`"),
+        (429, "too many concurrent requests or waiting jobs; `Retry-After` says when to send the request again"),
+        (
+            503,
+            "the fleet, the job store or the controller cannot serve now, or 512 streams are open; with `Retry-After`",
+        ),
     )
     yield from table(("status", "means"), codes)
     yield from (
-        "Connections: a request's head has 64 KiB and must be complete within 10 s, a body may not pause for 30 s nor "
-        "come slower than 1 KiB/s, and at most 256 connections that have not shown the token exist at a time; one more "
-        "closes the oldest. Whole numbers are within 64 bits.",
+        "Connections: the head of a request has at most 64 KiB and must be complete within 10 s; its body must not "
+        "pause for 30 s or be slower than 1 KiB/s. At most 256 connections without the token are open; one more closes "
+        "the oldest. Whole numbers are within 64 bits.",
         "",
-        "A port is not proof of who listens there. Before you send the token to one, ask `GET /healthz?challenge=HEX` "
-        "with random digits and compare `proof`, as the Python client does; the socket needs no such check where its "
-        "folder is yours and has mode 0700.",
+        "Another user's process may listen on a port. Before you send the token to one, send "
+        "`GET /healthz?challenge=HEX` with random digits and compare `proof`, as the Python client does. The socket "
+        "needs no such check if its folder is yours and has mode 0700.",
         "",
     )
     for title, operation in all_operations(document):
@@ -124,16 +137,30 @@ def rest() -> Iterator[str]:
 
 def route(document: Data, title: str, operation: Data) -> Iterator[str]:
     yield from (f"## `{title}`", "", operation.get("description", ""), "")
+    body = body_of(document, operation)
+    fields = [(p["name"], p["in"], p["required"], p["schema"] | p) for p in operation.get("parameters", [])]
+    fields += [(n, "body", n in body["required"], field) for n, field in body["properties"].items()]
     rows = [
-        (f"`{p['name']}`", p["in"], type_of(p["schema"]), p.get("description", ""))
-        for p in operation.get("parameters", [])
+        (
+            f"`{name}`",
+            where,
+            linked_type(field) if where == "body" else type_of(field),
+            "required" if is_required else default_of(field),
+            field.get("description", ""),
+        )
+        for name, where, is_required, field in fields
     ]
+    if rows:
+        yield from table(("name", "in", "type", "default", ""), rows)
+    yield from responses(operation)
+
+
+def body_of(document: Data, operation: Data) -> Data:
+    """Properties of the JSON body of a request, and the names of those that are required."""
     for content in operation.get("requestBody", {}).get("content", {}).values():
         body = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
-        rows += [(f"`{n}`", "body", type_of(f), f.get("description", "")) for n, f in body["properties"].items()]
-    if rows:
-        yield from table(("name", "in", "type", ""), rows)
-    yield from responses(operation)
+        return {"properties": body["properties"], "required": body.get("required", [])}
+    return {"properties": {}, "required": []}
 
 
 def responses(operation: Data) -> Iterator[str]:
@@ -149,10 +176,11 @@ def responses(operation: Data) -> Iterator[str]:
 
 
 def views(document: Data) -> Iterator[str]:
-    """Every type that is part of a response."""
+    """Every type that is part of a request or of a response."""
     schemas = document["components"]["schemas"]
-    yield from ("## Types of responses", "", "A key marked with ? may be absent.", "")
-    for name in sorted(referenced([operation["responses"] for _, operation in all_operations(document)], schemas)):
+    yield from ("## Types", "", "A key marked with ? may be absent.", "")
+    parts = [[operation["responses"], body_of(document, operation)] for _, operation in all_operations(document)]
+    for name in sorted(referenced(parts, schemas)):
         schema = schemas[name]
         yield from (f"### {name}", "", schema.get("description", ""), "")
         required = schema.get("required", [])
@@ -186,7 +214,7 @@ def referenced(part: Any, schemas: Data) -> set[str]:
 
 
 def linked_type(schema: Data) -> str:
-    """Like `type_of`, with null, and with links to the types of responses."""
+    """Like `type_of`, with null, and with links to the types of this page."""
     if "$ref" in schema:
         name = type_of(schema)
         return f"[{name}](#{name.lower()})"

@@ -74,7 +74,7 @@ def add_verb(router: APIRouter, verb: Verb) -> None:
         status_code=verb.status,
         operation_id=verb.action,
         name=verb.action,
-        summary=verb.action,
+        summary=verb.summary,
         tags=[verb.noun],
     )
 

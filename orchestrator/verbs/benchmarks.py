@@ -10,6 +10,7 @@ from orchestrator.verbs.jobs import CodeArchive
 from orchestrator.views.benchmark_lines import BenchmarkLine
 from orchestrator.views.benchmarks import RunView
 
+Ref = Annotated[str, Arg("id of a run, a unique prefix of it, or `latest`")]
 RequestSpec = Annotated[Spec, Arg("what to measure: cases, precisions, levels, pools, kinds, rounds, …")]
 
 
@@ -27,24 +28,24 @@ def list_(hub: Hub) -> list[RunView]:
 
 
 @verb("GET /v1/benchmarks/{ref}", least=Role.VIEWER)
-def show(hub: Hub, ref: str) -> RunView:
+def show(hub: Hub, ref: Ref) -> RunView:
     """One run: its state, the devices that it measures, its current step. `latest` is the newest run."""
     return hub.service.benchmark_runs.view(ref)
 
 
 @verb("GET /v1/benchmarks/{ref}/lines", least=Role.VIEWER)
-def lines(hub: Hub, ref: str, after: int = 0) -> list[BenchmarkLine]:
+def lines(hub: Hub, ref: Ref, after: int = 0) -> list[BenchmarkLine]:
     """Result lines after number `after`, oldest first."""
     return hub.service.benchmark_runs.lines(ref, after)
 
 
 @verb("POST /v1/benchmarks/{ref}/cancel", least=Role.MEMBER)
-def cancel(hub: Hub, ref: str) -> RunView:
+def cancel(hub: Hub, ref: Ref) -> RunView:
     """Stop a run. Results measured so far remain. A run that has ended is not changed."""
     return hub.service.benchmark_runs.cancel(ref)
 
 
 @verb("POST /v1/benchmarks/{ref}/baseline", least=Role.MEMBER)
-def baseline(hub: Hub, ref: str) -> RunView:
+def baseline(hub: Hub, ref: Ref) -> RunView:
     """Make this run the baseline with which later runs are compared."""
     return hub.service.benchmark_runs.make_baseline(ref)

@@ -20,5 +20,5 @@ async def wait(hub: Hub, after: After = 0, timeout_s: Annotated[float, Arg(max=3
 
 @verb("GET /v1/changes/stream", least=Role.VIEWER)
 async def follow(hub: Hub, after: After = 0) -> Events[ChangeEvents]:
-    """Server-sent events: `change` {seq, time, job, event, state}."""
+    """Stream the events of all jobs after number `after`, as they happen: server-sent events `change`."""
     return Events(follow_changes(hub.streams, after))

@@ -28,6 +28,8 @@ from orchestrator.views.checkpoints import (
 READ_ONLY_TOOLS = ("verify", "diff")
 """Tools that change nothing: a repeated request runs them again."""
 
+Ref = Annotated[str, Arg("POOL:PATH of a checkpoint, or of a folder for the newest in it")]
+Checkpoint = Annotated[str, Arg("POOL:PATH/step-…, the checkpoint itself")]
 DeviceCount = Annotated[int, Arg(min=1, max=1_000_000)]
 Source = Annotated[str, Arg("POOL:PATH, or the URI of an object store")]
 Target = Annotated[str, Arg("POOL:FOLDER, or the URI of an object store")]
@@ -55,13 +57,13 @@ def away(hub: Hub, pool: str = "") -> list[str]:
 
 
 @verb("GET /v1/checkpoints/show", least=Role.VIEWER, slow=True)
-def show(hub: Hub, ref: str) -> CheckpointView:
+def show(hub: Hub, ref: Ref) -> CheckpointView:
     """Summary of one checkpoint's manifest: producer, step, tensors, bytes."""
     return cast(CheckpointView, _checkpoints(hub).show(ref))
 
 
 @verb("GET /v1/checkpoints/plan", least=Role.VIEWER, slow=True)
-def plan(hub: Hub, ref: str, to_kind: str, count: DeviceCount = 1) -> MovePlan:
+def plan(hub: Hub, ref: Ref, to_kind: str, count: DeviceCount = 1) -> MovePlan:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether the checkpoint fits."""
     return _checkpoints(hub).plan(ref, to_kind, count)
 
@@ -77,8 +79,8 @@ def copy(
     *,
     progress: Progress,
 ) -> CopyResult:
-    """Copy a checkpoint. Events: `progress` {done_bytes, total_bytes}, then `result` or `error`. Closing the connection
-    stops the copy.
+    """Copy a checkpoint. Server-sent events: `progress` from time to time, then `result` or `error`. Closing the
+    connection stops the copy.
     """
     request = CopyRequest(source, target, to_kind, convert_at, on_lossy)
     return cast(CopyResult, checkpoint_copy.copy(_checkpoints(hub), request, progress))
@@ -98,15 +100,17 @@ def run_tool(hub: Hub, verb: str, arguments: ToolArguments, progress: Progress) 
 
 
 @verb("GET /v1/checkpoints/manifest", least=Role.VIEWER, slow=True)
-def read_manifest(hub: Hub, ref: str) -> Download:
-    """MANIFEST.json, unchanged. The header Polyfleet-Checkpoint names the checkpoint, for a folder the newest in it."""
+def read_manifest(hub: Hub, ref: Ref) -> Download:
+    """MANIFEST.json of a checkpoint, unchanged. The header Polyfleet-Checkpoint names the checkpoint, for a folder the
+    newest in it.
+    """
     reply = _checkpoints(hub).manifest(ref)
     return Download(reply["manifest"], {"Polyfleet-Checkpoint": quote(reply["checkpoint"])})
 
 
 @verb("GET /v1/checkpoints/chunk", least=Role.VIEWER, slow=True)
-def read_chunk(hub: Hub, ref: str, file: Name, index: Index) -> Download:
-    """One chunk of a checkpoint's file. `ref` is the checkpoint itself: POOL:PATH/step-…"""
+def read_chunk(hub: Hub, ref: Checkpoint, file: Name, index: Index) -> Download:
+    """One chunk of a checkpoint's file, at most 8 MiB."""
     return Download(_checkpoints(hub).chunk(ref, file, index))
 
 
@@ -118,8 +122,8 @@ def destination(hub: Hub, target: str) -> CheckpointDestination:
 
 @verb("PUT /v1/checkpoints/incoming", least=Role.MEMBER, slow=True)
 def begin_upload(hub: Hub, node: Name, folder: str, name: Name, manifest: bytes) -> IncomingView:
-    """Announce a checkpoint with this manifest (`application/octet-stream`): {"arrived", "missing": [[file, index]],
-    "step", "files", "bytes"}. `missing` excludes chunks that have already arrived.
+    """Begin to send a checkpoint with this manifest (`application/octet-stream`). The response names the chunks that
+    are missing; the others have already arrived.
     """
     return _checkpoints(hub).begin(node, folder, name, manifest)
 

@@ -148,6 +148,12 @@ class Verb:
         return f"{self.noun}.{self.name}"
 
     @property
+    def summary(self) -> str:
+        """First sentence of the docstring."""
+        paragraph = " ".join((inspect.getdoc(self.function) or "").partition("\n\n")[0].split())
+        return paragraph.partition(". ")[0].removesuffix(".")
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 

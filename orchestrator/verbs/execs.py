@@ -13,6 +13,7 @@ from orchestrator.server.http.exec_streams import follow_command
 from orchestrator.server.http.hub import Hub
 from orchestrator.services.service import Service
 from orchestrator.verbs.declare import Arg, Events, Role, verb
+from orchestrator.verbs.jobs import Ref
 from orchestrator.views.logs import EmptyView, ExecEvents, ExecInputView, ExecStarted
 
 MAX_COMMAND_BYTES = 32 << 10
@@ -49,7 +50,7 @@ IsEnd = Annotated[bool, Arg("this is the end of the input")]
 @verb("POST /v1/jobs/{ref}/exec", least=Role.MEMBER)
 async def start(
     hub: Hub,
-    ref: str,
+    ref: Ref,
     command: Command,
     rank: Rank = 0,
     terminal: Terminal = False,
@@ -59,9 +60,8 @@ async def start(
     term: Term = "",
     by: By = "",
 ) -> Events[ExecEvents]:
-    """Run a command beside a rank of a running job, in its folder, with its variables. Server-sent events: `started`
-    {exec, job, attempt, rank, node}, `output` {stream, data in base64} as it arrives, then `end` {code, reason}. A
-    command that was stopped has a reason instead of a code. It is stopped when the attempt or this connection ends.
+    """Run a command beside a rank of a running job, in its folder, with its variables. Server-sent events: `started`,
+    `output` as it arrives, then `end`. The command is stopped when the attempt or this connection ends.
     """
     request = ExecRequest(
         command=tuple(command), rank=rank, terminal=terminal, takes_input=takes_input, rows=rows, columns=columns,
@@ -73,9 +73,7 @@ async def start(
 
 @verb("POST /v1/execs/{exec_id}/input", least=Role.MEMBER, idempotent=True)
 async def write(hub: Hub, exec_id: ExecId, data: Base64, offset: Offset, end: IsEnd = False) -> ExecInputView:
-    """Send input to the command: {"taken": bytes accepted so far, "closed": it accepts no more}. Send bytes that were
-    not accepted again.
-    """
+    """Send input to the command. The response has the number of bytes accepted so far; send the others again."""
     try:
         content = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -11,6 +11,7 @@ from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.request_bodies import MAX_INTEGER, FilePut
 from orchestrator.services.service import Service
 from orchestrator.verbs.declare import Arg, Download, Role, verb
+from orchestrator.verbs.jobs import Ref
 from orchestrator.views.files import (
     DestinationView,
     DiscardedView,
@@ -40,7 +41,7 @@ Force = Annotated[bool, Arg("overwrite files that differ; never while the job ru
 
 
 @verb("GET /v1/jobs/{ref}/files", least=Role.VIEWER, slow=True)
-def list_(hub: Hub, ref: str, path: Path = "", after: After = "") -> FilesPage:
+def list_(hub: Hub, ref: Ref, path: Path = "", after: After = "") -> FilesPage:
     """Entries below `path`, at most 5,000 of each of the job's folders. Repeat with `after` until it is empty.
 
     `job` is the job's id, `folders` the location of its files: requests for pieces need both.
@@ -49,22 +50,22 @@ def list_(hub: Hub, ref: str, path: Path = "", after: After = "") -> FilesPage:
 
 
 @verb("GET /v1/jobs/{ref}/files/content", least=Role.VIEWER, slow=True)
-def read(hub: Hub, ref: str, path: Path, attempt: Attempt, node: Name, pool: Name, offset: Offset = 0) -> Download:
-    """One piece. Headers contain its SHA-256, and the file's size, version, time and mode."""
+def read(hub: Hub, ref: Ref, path: Path, attempt: Attempt, node: Name, pool: Name, offset: Offset = 0) -> Download:
+    """One piece of a file, at most 8 MiB. Headers have its SHA-256, and the file's size, version, time and mode."""
     folder = FolderRef(attempt, node, pool)
     piece = hub.service.job_files.piece(_find_job(hub.service, ref), folder, path, offset)
     return Download(piece.pop("data"), _headers(piece))
 
 
 @verb("GET /v1/jobs/{ref}/files/hashes", least=Role.VIEWER, slow=True)
-def hashes(hub: Hub, ref: str, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0) -> HashesView:
+def hashes(hub: Hub, ref: Ref, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0) -> HashesView:
     """SHA-256 of some pieces from index `first` on, and the file's version."""
     folder = FolderRef(attempt, node, pool)
     return hub.service.job_files.hashes(_find_job(hub.service, ref), folder, path, first)
 
 
 @verb("GET /v1/jobs/{ref}/files/place", least=Role.MEMBER, slow=True)
-def destination(hub: Hub, ref: str, path: Path = "") -> DestinationView:
+def destination(hub: Hub, ref: Ref, path: Path = "") -> DestinationView:
     """Where a file that is put is stored: attempt, node, pool and path in the job's folder."""
     return hub.service.job_files.destination(_find_job(hub.service, ref), path)
 
@@ -72,7 +73,7 @@ def destination(hub: Hub, ref: str, path: Path = "") -> DestinationView:
 @verb("POST /v1/jobs/{ref}/files", least=Role.MEMBER, slow=True)
 def put(
     hub: Hub,
-    ref: str,
+    ref: Ref,
     upload: UploadId,
     files: PutFiles,
     attempt: PutAttempt,

@@ -7,7 +7,6 @@ from pydantic import StringConstraints
 
 from cluster.errors import SpecError, UserError, nearest
 from orchestrator.core.controller.messages import MigrateRequested
-from orchestrator.core.states import State
 from orchestrator.limits import MAX_BULK_JOBS
 from orchestrator.runtime.jobs.jobs import JobsQuery
 from orchestrator.server.http.hub import Hub
@@ -17,19 +16,20 @@ from orchestrator.services.submissions import Submission
 from orchestrator.services.views import FIELDS
 from orchestrator.spec.resource_syntax import accelerators
 from orchestrator.verbs.declare import Arg, Events, Key, Page, Role, verb
-from orchestrator.views.jobs import AcceptedView, JobEvent, JobStoryView, JobView, ReportView
+from orchestrator.views.jobs import AcceptedView, JobEvent, JobState, JobStoryView, JobView, ReportView
 from orchestrator.views.logs import LogEvents, LogPageView
 from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
 
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
+Ref = Annotated[str, Arg("job id, unique id prefix, or job name (the newest of that name)")]
 CodeArchive = Annotated[str, Arg("SHA-256 of an uploaded code archive, or empty", pattern=SHA256_OR_EMPTY)]
 ContentSha = Annotated[str, Arg("SHA-256 of the folder's content, or empty", pattern=SHA256_OR_EMPTY)]
 BulkJobs = Annotated[list[BulkJob], Arg("jobs, each as for `POST /v1/jobs`", min_length=1, max_length=MAX_BULK_JOBS)]
-States = Annotated[list[State] | None, Arg("only jobs in these states")]
+States = Annotated[list[JobState] | None, Arg("only jobs in these states")]
 Name = Annotated[str, Arg("only jobs of this name", max_length=200)]
 Since = Annotated[float, Arg("only jobs submitted at or after this Unix time, seconds")]
 Before = Annotated[int | None, Arg("continue after the previous page: see `Link`")]
-Limit = Annotated[int, Arg(min=1, max=10_000)]
+Limit = Annotated[int, Arg("maximum number of jobs", min=1, max=10_000)]
 Fields = Annotated[str, Arg("comma-separated fields of each job (default: all)", max_length=1000)]
 Target = Annotated[str, Arg("a pool, a kind such as `tpu:v5e`, or a back end", min_length=1, max_length=200)]
 Change = Annotated[str, StringConstraints(max_length=200)]
@@ -60,7 +60,7 @@ async def submit(hub: Hub, spec: Spec, code_archive: CodeArchive = "", *, key: K
 
 @verb("POST /v1/jobs/bulk", least=Role.MEMBER, status=201)
 def submit_many(hub: Hub, jobs: BulkJobs, *, key: Key) -> AcceptedView:
-    """Submit up to 1,000 jobs, all or none: {"jobs": [{"id", "name"}], "note"}, in the order of the request."""
+    """Submit up to 1,000 jobs, all or none. The response has them in the order of the request."""
     pairs = [(job.spec, job.code_archive) for job in jobs]
     return hub.service.submissions.submit_all(pairs, key)
 
@@ -94,25 +94,25 @@ def list_(
 ) -> Page[JobView]:
     """The newest jobs, the newest last. If there are older ones, `Link: <...>; rel="next"` is their page."""
     service, selected = hub.service, _selected(fields)
-    query = JobsQuery(tuple(map(str, state or ())), name, since, before, limit)
+    query = JobsQuery(tuple(state or ()), name, since, before, limit)
     records, older = service.jobs_table.select(query)
     return Page([service.job_views.fields(record, selected) for record in records], older)
 
 
 @verb("GET /v1/jobs/{ref}", least=Role.VIEWER)
-def show(hub: Hub, ref: str) -> JobView:
+def show(hub: Hub, ref: Ref) -> JobView:
     """One job with all its attempts."""
     return hub.service.job_views.view(hub.service.jobs_table.find(ref))
 
 
 @verb("POST /v1/jobs/{ref}/cancel", least=Role.MEMBER)
-def cancel(hub: Hub, ref: str) -> JobView:
+def cancel(hub: Hub, ref: Ref) -> JobView:
     """Cancel a job. A job that has ended is not changed."""
     return show(hub, hub.service.cancel(ref))
 
 
 @verb("POST /v1/jobs/{ref}/migrate", least=Role.MEMBER)
-def migrate(hub: Hub, ref: str, to: Target) -> JobView:
+def migrate(hub: Hub, ref: Ref, to: Target) -> JobView:
     """Move a job to other devices: it saves a checkpoint, stops, and continues there from its checkpoint."""
     job, is_pool = hub.service.jobs_table.find(ref).job.id, to in hub.service.readiness.pools()
     request = MigrateRequested(job, pool=to) if is_pool else MigrateRequested(job, kinds=_kinds(to))
@@ -121,38 +121,41 @@ def migrate(hub: Hub, ref: str, to: Target) -> JobView:
 
 
 @verb("GET /v1/jobs/{ref}/explain", least=Role.VIEWER)
-def explain(hub: Hub, ref: str, changes: Changes = ()) -> JobExplanation:
-    """For each candidate and group of devices: fits, or why not. With `if`: for the fleet with these changes."""
+def explain(hub: Hub, ref: Ref, changes: Changes = ()) -> JobExplanation:
+    """Explain where a job can run: for each candidate and group of devices, that it fits or why not. With `if`: for the
+    fleet with these changes.
+    """
     return hub.service.explanations.explain(ref, changes)
 
 
 @verb("GET /v1/jobs/{ref}/history", least=Role.VIEWER)
-def history(hub: Hub, ref: str) -> list[JobEvent]:
+def history(hub: Hub, ref: Ref) -> list[JobEvent]:
     """All events of the job, oldest first."""
     events = hub.service.store.events_of(hub.service.jobs_table.find(ref).job.id)
     return [hub.service.job_views.event(event) for event in events]
 
 
 @verb("GET /v1/jobs/{ref}/story", least=Role.VIEWER)
-def story(hub: Hub, ref: str) -> JobStoryView:
-    """The stored events of a job, then each message after which the server changed its attempts or sent commands for
-    it, with these changes and commands. The server has the newest 10,000 lines, for all jobs, in memory.
+def story(hub: Hub, ref: Ref) -> JobStoryView:
+    """The stored events of a job, and the steps that led to its present state. A step is a message to the server with
+    the changes of the job's attempts and the commands that followed from it. The server has the newest 10,000 lines of
+    steps of all jobs in memory.
     """
     job = hub.service.jobs_table.find(ref).job.id
     return {"job": job, "events": history(hub, job), "steps": hub.service.job_views.story(job)}
 
 
 @verb("GET /v1/jobs/{ref}/reports", least=Role.VIEWER)
-def reports(hub: Hub, ref: str, after: int = 0) -> list[ReportView]:
+def reports(hub: Hub, ref: Ref, after: int = 0) -> list[ReportView]:
     """Values that the job's code reported with `ctx.report`, after number `after`."""
     return cast(list[ReportView], hub.service.store.reports(hub.service.jobs_table.find(ref).job.id, after))
 
 
 @verb("GET /v1/jobs/{ref}/logs", least=Role.VIEWER)
 async def logs(
-    hub: Hub, ref: str, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
+    hub: Hub, ref: Ref, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> LogPageView:
-    """Lines that exist now: one page from `cursor` on, or the last `tail` lines. `ended`: no more lines will follow.
+    """Lines of a log that exist now: a page from `cursor` on, or the last `tail` lines. `ended`: no more will follow.
 
     `job` is the job's id: use it for the next page, since a name means the newest job with it. `away`: a sentence for
     each node whose lines are missing because it did not respond; with `tail`, only for attempts that are needed for
@@ -168,9 +171,9 @@ async def logs(
 
 @verb("GET /v1/jobs/{ref}/logs/stream", least=Role.VIEWER)
 async def follow(
-    hub: Hub, ref: str, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
+    hub: Hub, ref: Ref, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Events[LogEvents]:
-    """Server-sent events: `log` {job, lines, cursor} as lines arrive, `end` {state} when the job has ended.
+    """Stream a log: server-sent events `log` as lines arrive, and `end` when the job has ended.
 
     The first `log` may have no lines. To reconnect to the same log, use its job id and the last cursor.
     """

@@ -11,7 +11,9 @@ from orchestrator.services.views import node_view
 from orchestrator.verbs.declare import Arg, Role, verb
 from orchestrator.views.fleet import NodeStateView, NodeView
 
+Node = Annotated[str, Arg("name of a node")]
 Now = Annotated[bool, Arg("its attempts save and move at once (default: they may end on the node)")]
+Reason = Annotated[str, Arg("why; it is shown in the node's `closed`", max_length=500)]
 
 
 @verb("GET /v1/nodes", least=Role.VIEWER)
@@ -21,21 +23,19 @@ def list_(hub: Hub) -> list[NodeView]:
 
 
 @verb("POST /v1/nodes/{node}/drain", least=Role.ADMIN)
-def drain(
-    hub: Hub, node: str, now: Now = False, reason: Annotated[str, Arg(max_length=500)] = ""
-) -> NodeView | NodeStateView:
+def drain(hub: Hub, node: Node, now: Now = False, reason: Reason = "") -> NodeView | NodeStateView:
     """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
     return _after(hub.service, DrainRequested(node, reason, now))
 
 
 @verb("POST /v1/nodes/{node}/resume", least=Role.ADMIN)
-def resume(hub: Hub, node: str) -> NodeView | NodeStateView:
+def resume(hub: Hub, node: Node) -> NodeView | NodeStateView:
     """Place jobs again on a node that was drained or that failed too often."""
     return _after(hub.service, ResumeRequested(node))
 
 
 @verb("POST /v1/nodes/{node}/remove", least=Role.ADMIN)
-def remove(hub: Hub, node: str) -> NodeStateView:
+def remove(hub: Hub, node: Node) -> NodeStateView:
     """Remove a lost node that will not come back."""
     hub.service.readiness.check_served()
     hub.service.runtime.post_and_wait(RemoveRequested(node))

@@ -143,7 +143,7 @@ class JobView(TypedDict):
 
 
 class AcceptedJob(TypedDict):
-    """A job of a bulk submission."""
+    """An accepted job of a bulk submission."""
 
     id: str
     name: str

@@ -56,5 +56,7 @@ class BulkJob(Body):
 
 
 class FilePut(Body):
+    """A file of an upload, and where to put it."""
+
     uploaded: str = Field(min_length=1, max_length=1100, description="path in the upload")
     path: str = Field(min_length=1, max_length=1100, description="path in the job's folder")

@@ -63,7 +63,9 @@ def show(hub: Hub, name: str, color: Annotated[Literal["red", "blue"], Arg("its 
 
 @verb("GET /v1/boxes", least=Role.VIEWER)
 def list_(hub: Hub, before: int | None = None, limit: Count = 2) -> Page[BoxView]:
-    """Boxes, the newest last."""
+    """Boxes, the newest last. A page has
+    `limit` of them.
+    """
     end = 5 if before is None else before
     first = max(0, end - limit)
     return Page([{"name": str(n), "count": n} for n in range(first, end)], first or None)
@@ -322,6 +324,7 @@ def test_operations_of_the_document_are_actions_and_name_their_views():
     operations = {one["operationId"]: one for methods in document["paths"].values() for one in methods.values()}
     assert set(operations) == {one.action for one in verbs_of(BOXES)}
     assert operations[f"{NOUN}.show"]["description"] == "One box."
+    assert operations[f"{NOUN}.list"]["summary"] == "Boxes, the newest last"
     ok = {name: one["responses"].get("200", {}).get("content", {}) for name, one in operations.items()}
     assert ok[f"{NOUN}.show"]["application/json"]["schema"]["$ref"].endswith("/BoxView")
     names = [one["properties"]["event"]["const"] for one in ok[f"{NOUN}.pack"][EVENTS]["itemSchema"]["oneOf"]]
