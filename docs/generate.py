@@ -239,7 +239,7 @@ def actions() -> Iterator[str]:
         "idempotency key: a repeated request with the same key and body counts once.",
         "",
         "A `viewer` reads. A `member` also submits and changes jobs, and what belongs to them. An `admin` also changes "
-        "nodes and stops the server. Now every token has the role `admin`, so the server refuses no role.",
+        "nodes and stops the server. Today every token has the role `admin`: no request is refused for its role.",
         "",
     )
     yield from table(("action", "method", "path", "role", "key"), map(action, all_verbs()))

@@ -23,7 +23,7 @@ from orchestrator.store.rows.job_cache import InvalidEvent
 
 MAX_KEY_LENGTH = 255
 MAX_WAIT_S = 20.0
-"""Maximum seconds that a request waits for the store; clients wait for 60 s."""
+"""Maximum seconds that a request waits for the store, or for another one with its key; clients wait for 60 s."""
 MAX_DRAWS = 5
 """Maximum attempts to generate new ids."""
 
@@ -91,7 +91,7 @@ class IdempotentRequests:
         with self._changed:
             if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), MAX_WAIT_S):
                 raise CommitPending(
-                    f"a request with the same key has waited for the job store for {MAX_WAIT_S:.0f} s",
+                    f"the first request with this key has not ended after {MAX_WAIT_S:.0f} s",
                     "retry with the same key: the request then counts once",
                 )
             self._in_use.update(keys)
