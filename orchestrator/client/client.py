@@ -221,7 +221,7 @@ class Client(FileClient):
     def exec_run(self, ref: str, order: Data) -> Iterator[tuple[str, Data]]:
         """Run a command in a job. Yields ("started", {"exec", "job", "attempt", "rank", "node"}), then ("output",
         {"stream", "data"}) as it arrives, then ("end", {"code", "reason"}). Closing this iterator ends the command.
-        `order` has the fields of the server's Command.
+        `order` is the request's body.
         """
         yield from self.events("POST", f"/v1/jobs/{segment(ref)}/exec", json=order)
 

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.operations import stream_operation
 from orchestrator.server.http.request_bodies import MAX_INTEGER, Body
-from orchestrator.server.http.response_views import returns, streams_events
+from orchestrator.server.http.response_views import ResponseView, set_view
 from orchestrator.server.http.responses import json_response
 from orchestrator.server.http.streams import StreamLimitExceeded, events
 from orchestrator.verbs.declare import (
@@ -58,15 +58,7 @@ def add_verb(router: APIRouter, verb: Verb) -> None:
     if problem := _problem(verb):
         raise TypeError(f"verb {verb.action}: {problem}")
     endpoint = _make_endpoint(verb)
-    if verb.exchange is Exchange.STREAM:
-        streams_events(verb.result)(endpoint)
-    elif verb.exchange is Exchange.OPERATION:
-        streams_events(_operation_events(verb))(endpoint)
-    else:
-        view = {Exchange.DOWNLOAD: bytes, Exchange.PAGE: list.__class_getitem__(verb.result)}.get(
-            verb.exchange, verb.result
-        )
-        returns(None if view is type(None) else view)(endpoint)
+    set_view(endpoint, _response_view(verb))
     router.add_api_route(
         verb.path,
         endpoint,
@@ -82,12 +74,24 @@ def add_verb(router: APIRouter, verb: Verb) -> None:
 def _problem(verb: Verb) -> str:
     missing = [name for name in verb.path_names if name not in verb.hints]
     if missing:
-        return f"its path has {missing[0]}, its parameters have not"
+        return f"its path has {{{missing[0]}}}, but it has no such parameter"
     if verb.is_async and verb.exchange is Exchange.OPERATION:
         return "a long operation runs in a thread: make it a plain function"
     if verb.is_async and verb.exchange is Exchange.PLAIN and verb.takes_key and not verb.parameters_of(Key):
         return "a verb that changes something is a plain function, has a parameter `key: Key`, or is idempotent"
     return ""
+
+
+def _response_view(verb: Verb) -> ResponseView:
+    if verb.exchange is Exchange.STREAM:
+        return ResponseView(verb.result, is_stream=True)
+    if verb.exchange is Exchange.OPERATION:
+        return ResponseView(_operation_events(verb), is_stream=True)
+    if verb.exchange is Exchange.DOWNLOAD:
+        return ResponseView(bytes)
+    if verb.exchange is Exchange.PAGE:
+        return ResponseView(list.__class_getitem__(verb.result))
+    return ResponseView(None if verb.result is type(None) else verb.result)
 
 
 def _operation_events(verb: Verb) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -30,7 +30,6 @@ ERROR = ("", "error")
 Data = dict[str, Any]
 Key = tuple[str, str]
 """Id of a route, and the name of an event or ""."""
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +45,9 @@ class ResponseView:
 _VIEWS: dict[Callable[..., Any], ResponseView] = {}
 
 
-def returns(view: Any) -> Callable[[F], F]:
-    """Name the view of a route: write it below the router's decorator."""
-    return _register(ResponseView(view))
-
-
-def streams_events(view: Any) -> Callable[[F], F]:
-    """Like `returns`, for a route that responds with server-sent events."""
-    return _register(ResponseView(view, is_stream=True))
-
-
-def _register(view: ResponseView) -> Callable[[F], F]:
-    def register(endpoint: F) -> F:
-        _VIEWS[endpoint] = view
-        return endpoint
-
-    return register
+def set_view(endpoint: Callable[..., Any], view: ResponseView) -> None:
+    """Name the view of a route, by the function that responds to it."""
+    _VIEWS[endpoint] = view
 
 
 def view_of(endpoint: Callable[..., Any]) -> ResponseView:
