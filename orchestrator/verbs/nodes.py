@@ -13,7 +13,7 @@ from orchestrator.views.fleet import NodeStateView, NodeView
 
 Node = Annotated[str, Arg("name of a node")]
 Now = Annotated[bool, Arg("its attempts save and move at once (default: they may end on the node)")]
-Reason = Annotated[str, Arg("why; it is shown in the node's `closed`", max_length=500)]
+Reason = Annotated[str, Arg("why; the node's `closed` contains it", max_length=500)]
 
 
 @verb("GET /v1/nodes", least=Role.VIEWER)
