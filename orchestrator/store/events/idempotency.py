@@ -77,29 +77,28 @@ class IdempotentRequests:
         """Process requests with different keys, by index."""
         results: dict[int, Outcome] = {n: error for n, one in batch.items() if (error := _key_error(one.key))}
         keys = {one.key: n for n, one in batch.items() if one.key and n not in results}
-        with self._reserve_keys(keys) as late:
+        with self._reserve_keys(keys) as (reserved, late):
+            results |= {keys.pop(key): _in_use_error() for key in keys.keys() - reserved}
             results |= {
                 keys[row.key]: self._stored_outcome(batch[keys[row.key]], row) for row in self._stored_rows(keys)
             }
             return results | self._process_new({n: one for n, one in batch.items() if n not in results}, stored, late)
 
     @contextmanager
-    def _reserve_keys(self, keys: Collection[str]) -> Iterator[set[str]]:
-        """Reserve all keys at once, so that no thread waits for keys while it holds others. Raises FleetError after
-        MAX_WAIT_S. Keys that are added to the yielded set stay in use afterwards (see `_keep_reserved`).
+    def _reserve_keys(self, keys: Collection[str]) -> Iterator[tuple[set[str], set[str]]]:
+        """Reserve all keys at once, so that no thread waits for keys while it holds others; after MAX_WAIT_S those that
+        are free. Yield the reserved keys and an empty set: keys that are added to it stay in use afterwards (see
+        `_keep_reserved`).
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), MAX_WAIT_S):
-                raise CommitPending(
-                    f"the first request with this key has not ended after {MAX_WAIT_S:.0f} s",
-                    "retry with the same key: the request then counts once",
-                )
-            self._in_use.update(keys)
+            self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), MAX_WAIT_S)
+            reserved = set(keys) - self._in_use
+            self._in_use.update(reserved)
         late: set[str] = set()
         try:
-            yield late
+            yield reserved, late
         finally:
-            self._free(set(keys) - late)
+            self._free(reserved - late)
 
     def _free(self, keys: Collection[str]) -> None:
         with self._changed:
@@ -165,6 +164,13 @@ def _make_unit(request: IdempotentRequest, response: StoredResponse, stored: Sto
         fields = {"status": response.status, "body": body, "time": time.time()}
         unit.request = {"key": request.key, "digest": request.digest, **fields}
     return decode(body), unit
+
+
+def _in_use_error() -> CommitPending:
+    return CommitPending(
+        f"the first request with this key has not ended after {MAX_WAIT_S:.0f} s",
+        "retry with the same key: the request then counts once",
+    )
 
 
 def _key_error(key: str) -> UserError | None:

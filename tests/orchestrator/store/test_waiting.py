@@ -68,11 +68,31 @@ def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effec
     (told,) = store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
     assert isinstance(told, CommitPending) and "it may be stored" in str(told)
     with pytest.raises(CommitPending, match="with the same key: the request then counts once"):
-        store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("k"))], disk)
+        store.idempotent("key", "digest", lambda: accepted("k"), disk)
     disk.answers.set()
     monkeypatch.setattr(idempotency, "MAX_WAIT_S", HANG_S)
     assert store.idempotent("key", "digest", lambda: accepted("l")) == {"id": "j"}
     assert [e.job for e in store.read(0)] == ["j"]
+
+
+def test_a_key_that_is_in_use_for_long_does_not_refuse_other_requests_of_a_batch(store, threads, monkeypatch):
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", 1.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert go_on.wait(HANG_S)
+        return StoredResponse({"id": "slow"})
+
+    first = threads.submit(store.idempotent, "key", "digest", slow)
+    assert begun.wait(HANG_S)
+    batch = [IdempotentRequest(key, "digest", lambda: StoredResponse({"id": "new"})) for key in ("key", "other")]
+    refused, stored = store.idempotent_each(batch)
+    assert isinstance(refused, CommitPending) and "has not ended after" in str(refused)
+    assert stored == {"id": "new"}
+    go_on.set()
+    assert first.result(HANG_S) == {"id": "slow"}
+    assert store.idempotent("key", "digest", slow) == {"id": "slow"}
 
 
 def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads):
