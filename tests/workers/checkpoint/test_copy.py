@@ -169,6 +169,27 @@ def test_a_copy_that_rotted_is_marked_and_made_good_by_copying_again(source, tmp
     assert (describe(there)["damaged"], describe(there)["pinned"]) == ("", True)
 
 
+def test_a_pinned_copy_that_is_replaced_stays_pinned_at_whatever_operation_that_was_cut(tmp_path):
+    source = save(tmp_path / "source", 1, {"t": torch.ones(9)}).path
+    there = Path(copy(source, tmp_path / "template")["target"])
+    pin(there)
+    with next(there.glob("*.safetensors")).open("r+b") as file:
+        file.write(b"?")
+    for last in range(100):
+        target = tmp_path / f"{last}"
+        shutil.copytree(tmp_path / "template", target)
+        try:
+            copy(source, target, files=Cut(last))
+            done = True
+        except CheckpointError:
+            done = False
+        copy(source, target)
+        assert verify(target / source.name)["ok"] and describe(target / source.name)["pinned"], last
+        if done:
+            break
+    assert last > 8
+
+
 def test_another_checkpoint_of_the_same_name_is_not_overwritten(source, tmp_path):
     there = save(tmp_path / "other", 1, {"t": 1}).path
     (tmp_path / "target").mkdir()

@@ -21,7 +21,7 @@ from cluster.input.untrusted_files import UnreadableFile, open_untrusted, read_b
 from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.damage_marks import record_verification
 from workers.checkpoint.disk.files import Files, OpenFile, allocate_aligned, round_up_to_page
-from workers.checkpoint.disk.pins import is_pinned, pin
+from workers.checkpoint.disk.pins import PIN, is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
 from workers.checkpoint.disk.retention import INCOMING, first_damage, remove_checkpoint
 from workers.checkpoint.format.manifest import (
@@ -156,16 +156,15 @@ class CheckpointReceiver:
             self._files.finish(self._open[name])
             del self._open[name]
         for path in self.folder.iterdir():
-            if path.name not in self.manifest.files:
+            if path.name not in (*self.manifest.files, PIN):
                 self._files.remove(path)  # left by an interrupted commit
+        if is_pinned(self.final_folder):
+            pin(self.folder)  # before the pinned one is removed, so that an interruption does not lose the pin
         self._files.sync_folder(self.folder)
-        pinned = is_pinned(self.final_folder)
         if self.final_folder.exists():
             remove_checkpoint(self._files, self.final_folder)  # left by an interrupted commit, or damaged
         self._files.rename(self.folder, self.final_folder)
         self._files.sync_folder(self.root)
-        if pinned:
-            pin(self.final_folder)
         write_manifest(self._files, self.final_folder, self.text)
 
     def _open_file(self, file: str) -> OpenFile:
