@@ -4,6 +4,7 @@ one."""
 import argparse
 import json
 import shutil
+from enum import Enum
 
 import pytest
 import torch
@@ -96,10 +97,16 @@ def test_the_texts_of_a_safetensors_header_tell_the_step(metadata, step, tmp_pat
     assert ("step 3 is epoch of lora.safetensors, which has no step" in told["notes"]) == (metadata == {"epoch": "3"})
 
 
-def torch_dist(folder):
+class ModelType(Enum):
+    """Stands for Megatron's, which is in the args of each of its checkpoints."""
+
+    encoder_or_decoder = 1
+
+
+def torch_dist(folder, **args):
     """As Megatron's `--ckpt-format torch_dist` writes it, on one rank."""
     dcp.save({"decoder.weight": torch.ones(2, 2), "optimizer.step": 4}, checkpoint_id=folder, no_dist=True)
-    common = {"args": argparse.Namespace(lr=0.1), "iteration": 4, "opt_param_scheduler": {"num_steps": 8}}
+    common = {"args": argparse.Namespace(lr=0.1, **args), "iteration": 4, "opt_param_scheduler": {"num_steps": 8}}
     torch.save(common, folder / "common.pt")
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
     return folder
@@ -117,6 +124,18 @@ def test_what_megatron_keeps_beside_its_shards_is_taken_and_comes_back(tmp_path)
     )  # fmt: skip
     export_checkpoint(told["path"], tmp_path / "one.pt", format="torch")
     assert torch.load(tmp_path / "one.pt", weights_only=False)["opt_param_scheduler"] == {"num_steps": 8}
+
+
+def test_of_megatrons_args_what_cannot_be_imported_is_left_out_by_name(tmp_path):
+    there = torch_dist(tmp_path / "run", model_type=ModelType.encoder_or_decoder)
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert told["step"] == 4
+    name, reason = told["left_out"][0].values()
+    assert name == "common.pt/args/model_type" and reason.endswith("ModelType")
+    assert f"left out {name}: {reason}" in told["notes"]
+    export_checkpoint(told["path"], tmp_path / "back", format="dcp")
+    args = torch.load(tmp_path / "back" / "common.pt", weights_only=False)["args"]
+    assert args == argparse.Namespace(lr=0.1, model_type=None)
 
 
 @pytest.mark.parametrize("where", ["", "pytorch_model_fsdp_0"])

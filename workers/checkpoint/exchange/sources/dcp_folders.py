@@ -21,9 +21,10 @@ from workers.checkpoint.format.links import resolve_links
 from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
-EXTRA_FILES = ("meta.pt", "common.pt")
-"""Files for everything that is not sharded: Lightning's step, loops, callbacks, schedulers; Megatron's iteration, args.
-"""
+COMMON_FILE = "common.pt"
+"""Megatron's iteration, schedulers and args. In its args are enumerations, which cannot be imported."""
+EXTRA_FILES = ("meta.pt", COMMON_FILE)
+"""Files for everything that is not sharded; Lightning's has the step, loops, callbacks and schedulers."""
 _REASONS = {"metadata.json": "it says which library wrote the folder"}
 _Location = tuple[Path, int, int]
 """File, offset and length."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster.errors import NotFound, PolyfleetError, UserError, nearest
 from workers.checkpoint.exchange.pickles.legacy_archive import is_legacy
 from workers.checkpoint.exchange.pickles.pickle_values import PickleDecoder
-from workers.checkpoint.exchange.sources.dcp_folders import EXTRA_FILES, read_dcp, reason_left_out
+from workers.checkpoint.exchange.sources.dcp_folders import COMMON_FILE, EXTRA_FILES, read_dcp, reason_left_out
 from workers.checkpoint.exchange.sources.entry_conversion import add_entries, read_value
 from workers.checkpoint.exchange.sources.folders import folder_format, numbered_folders, read_folder
 from workers.checkpoint.exchange.sources.imported_state import ImportedState
@@ -183,7 +183,10 @@ def _read_dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
     state, plain = ImportedState(ordered=False), PickleDecoder()
     value, imported = read_dcp(source, plain)
     values = {source.name: value}
-    values |= {name: read_value(source / name, plain) for name in EXTRA_FILES if (source / name).is_file()}
+    common = PickleDecoder()  # its objects are left out and named, whether or not `drop` is set
+    decoders = {name: common if name == COMMON_FILE else plain for name in EXTRA_FILES}
+    values |= {name: read_value(source / name, decoders[name]) for name in EXTRA_FILES if (source / name).is_file()}
+    state.left_out |= {location: f"a {description}" for location, description in common.refused.items()}
     for name, content in values.items():
         state.file(name, content)
         add_entries(state, content)
