@@ -1,8 +1,11 @@
 """Kernels by name, with fallbacks, with memory, and the fastest that was measured."""
 
+import json
 import multiprocessing
+import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
@@ -199,32 +202,25 @@ def _write(name):
         measurement_files.add("many", {"name": name, "number": number})
 
 
-def _rank(rank, world, store, folder, results):
-    import os
-
+def _rank(rank, world, folder):
     import torch.distributed as dist
 
     os.environ["POLYFLEET_HOME"] = f"{folder}/{rank}"  # each rank's node has a home of its own
     os.environ["POLYFLEET_NATIVE"] = "off"  # nothing is compiled anew for either home
     if rank == 1:
         tuner.store_measurement(line("numpy", 3.0, shapes="64+x4096"))
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
-    results.put((rank, {s.operation: name for s, name in init_kernels().choices().items()}))
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    choices = {s.operation: name for s, name in init_kernels().choices().items()}
+    (folder / f"{rank}.json").write_text(json.dumps(choices))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def test_all_ranks_take_what_the_first_that_came_has_chosen(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    arguments = (2, str(tmp_path / "store"), str(tmp_path), results)
-    ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    found = dict(results.get(timeout=300) for _ in ranks)
-    for one in ranks:
-        one.join()
-    assert found[0] == found[1]
+    torch.multiprocessing.spawn(_rank, (2, tmp_path), nprocs=2)  # raises the error of the first rank that fails
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
 
 
 def test_classes_tell_rows_and_columns_apart():
