@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import stat
 import subprocess
 import warnings
 import zipfile
@@ -129,6 +130,50 @@ def test_folders_of_files_count_too(tmp_path, monkeypatch):
     wide = archive(*((f"{number}/a/b/c/d/e/f", "") for number in range(19)))
     with pytest.raises(UserError, match="more than 20 folders"):
         archive_checks.check(given(tmp_path, wide))
+
+
+def entry(name, mode, modified_s=0):
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr, info.extra = 3, mode << 16, archive_entries.time_field(modified_s)
+    return info
+
+
+@pytest.mark.parametrize("modified_s", [-(1 << 31), -1, (1 << 31) - 1])
+@pytest.mark.parametrize("mode", [0o7777, 0o1777, 0o2000, 0o001, 0])
+def test_a_folder_gets_no_special_bits_and_stays_its_owners_whatever_is_said_of_it(tmp_path, mode, modified_s):
+    """Also a folder without a type, which is one by its slash."""
+    (tmp_path / "there").mkdir()
+    folders = [entry("a/", stat.S_IFDIR | mode, modified_s), entry("a/b/", mode, modified_s)]
+    data = archive(*((info, "") for info in folders), ("a/b/file", "x"))
+    archive_unpack.read_in_child(given(tmp_path, data), tmp_path / "there")
+    for name in ("a", "a/b"):
+        there = (tmp_path / "there" / name).stat()
+        assert there.st_mode & 0o700 == 0o700 and not there.st_mode & 0o7022
+    assert there.st_mtime == modified_s
+
+
+FOLDERS = {
+    "that leaves": [entry("../a/", stat.S_IFDIR | 0o755)],
+    "that is absolute": [entry("/a/", stat.S_IFDIR | 0o755)],
+    "without a name": [entry("a//", stat.S_IFDIR | 0o755)],
+    "that is a link": [entry("a/", stat.S_IFLNK | 0o777)],
+    "named like a link": [entry("a", stat.S_IFLNK | 0o777), entry("a/", stat.S_IFDIR | 0o777)],
+    "below a link": [entry("a", stat.S_IFLNK | 0o777), entry("a/b/", stat.S_IFDIR | 0o777)],
+    "below a link in another case": [entry("a", stat.S_IFLNK | 0o777), entry("A/b/", stat.S_IFDIR | 0o777)],
+}
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_a_folder_elsewhere_gets_no_permissions(tmp_path, what):
+    for name in ("there", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere").chmod(0o700)
+    data = archive(
+        *((info, b"../elsewhere" if stat.S_ISLNK(info.external_attr >> 16) else b"") for info in FOLDERS[what])
+    )
+    with pytest.raises(UserError, match="the submitted archive"):
+        archive_unpack.read_in_child(given(tmp_path, data), tmp_path / "there")
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o700 and not list((tmp_path / "there").iterdir())
 
 
 @pytest.mark.parametrize("of", [Uploaded, OnNode])
