@@ -1,10 +1,11 @@
 """Accept arrays of callers: torch tensors, NumPy arrays, arrays with DLPack, and our own that stay on a device.
-Numbers are checked, too.
+Arguments that are numbers are checked here, too.
 
-Internally all are torch tensors that share the memory, without a copy. An array in a driver's own memory is represented
-by a tensor on torch's meta device, which has a shape but no values, and the driver's buffer.
+Internally all arrays are torch tensors that share the memory, without a copy. An array in a driver's own memory is
+represented by a tensor on torch's meta device, which has a shape but no values, and the driver's buffer.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from workers.devices.backends.precision import name_of
 
 if TYPE_CHECKING:
     from workers.kernels.base import KernelBackend
-import math
 
 META = torch.device("meta")
 Back = Callable[[Tensor], Any]

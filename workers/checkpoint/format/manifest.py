@@ -31,6 +31,8 @@ RANDOM = "random"
 """Entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
 
 NAME = "MANIFEST.json"
+CHUNK_BYTES = 8 << 20
+"""Files are hashed per chunk, to verify partial reads and to locate a fault to 8 MiB."""
 FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """Pattern of entry names, which are the first part of their tensors' names."""
@@ -238,9 +240,6 @@ def _without_empty_fields(tensor: dict[str, Any]) -> dict[str, Any]:
         fields["shape"] = tensor["shape"]  # written even if empty: () is the shape of a scalar
         fields["shards"] = [{k: v for k, v in s.items() if v not in _EMPTY} for s in fields["shards"]]
     return fields
-
-
-CHUNK_BYTES = 8 << 20
 
 
 def chunk_digest(data: "bytes | memoryview") -> str:

@@ -3,24 +3,29 @@
 What the catalogue does not say is probed once and cached: on some devices a probe takes seconds.
 """
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
 from cluster.errors import UserError
+from workers.devices.backends.device_facts import kind
 from workers.devices.backends.precision import dtype_of, every_dtype, name_of
 from workers.devices.backends.user_methods import overridable
-
-if TYPE_CHECKING:
-    from workers.devices.backends.base import BaseBackend
-from time import perf_counter
-from typing import TYPE_CHECKING
-
-from workers.devices.backends.device_facts import kind
 from workers.devices.capability import probe_cache
 
 if TYPE_CHECKING:
     from workers.devices.backends.base import BaseBackend
+
+SIZE = 256
+TURNS = 7  # the two dtypes alternate, so that other load on the machine slows both equally
+# A dtype is native if a matrix product takes at most this many times as long as in float32. Ratios measured on CPUs,
+# sizes 256 and 512: bfloat16 1.9 with hardware units (AVX512_BF16), 3.7 to 5.3 without, 90 to 140 without vector code;
+# float16 1.0 with units, 63 to 130 without. A complex product is four real ones.
+MAX_SLOWDOWN = 3.0
+COMPLEX_PRODUCTS = 4
+EARLY_STOP_FACTOR = 20.0
+"""The probe stops after one turn if the dtype is this many times slower than the limit."""
 
 
 @overridable
@@ -45,17 +50,6 @@ def require_dtype(backend: "BaseBackend", dtype: "str | torch.dtype") -> None:
         reason = "it is emulated by conversion, many times slower than float32" if support == "emulated" else ""
         message = f"{backend.device} has no native {name}" + (f": {reason}" if reason else "")
         raise UserError(message, f"use {' or '.join(native)}")
-
-
-SIZE = 256
-TURNS = 7  # the two dtypes alternate, so that other load on the machine slows both equally
-# A dtype is native if a matrix product takes at most this many times as long as in float32. Ratios measured on CPUs,
-# sizes 256 and 512: bfloat16 1.9 with hardware units (AVX512_BF16), 3.7 to 5.3 without, 90 to 140 without vector code;
-# float16 1.0 with units, 63 to 130 without. A complex product is four real ones.
-MAX_SLOWDOWN = 3.0
-COMPLEX_PRODUCTS = 4
-EARLY_STOP_FACTOR = 20.0
-"""The probe stops after one turn if the dtype is this many times slower than the limit."""
 
 
 def probe_dtype_support(backend: "BaseBackend", dtype: torch.dtype) -> str:

@@ -19,6 +19,7 @@ from workers.processes import cgroup
 from workers.processes.interpreter import MODULES, has, interpreter
 
 KERNEL_LOG_BYTES = 1 << 20
+IMPORT_TIMEOUT_S = 120.0
 # Meanings of the most common Xids. Source: NVIDIA's "XID Errors" document.
 XIDS = {13: "graphics engine exception", 31: "memory page fault", 48: "double-bit ECC error", 63: "row remapping",
         64: "row remapping failed", 74: "NVLink error", 79: "GPU has fallen off the bus", 94: "contained ECC error",
@@ -107,19 +108,16 @@ def old_drivers(devices: Sequence[Device], build: TorchBuild | None) -> list[Fin
     return [Finding("error", "nvidia", message, "update the driver, or install a torch built for that CUDA")]
 
 
-TIMEOUT_S = 120.0
-
-
 def import_failures(names: tuple[str, ...] = MODULES) -> list[Finding]:
     """Return a finding with the error message for each installed library that does not load."""
     installed = [name for name in names if has(name)]
     with ThreadPoolExecutor(max(1, len(installed))) as pool:
-        return [finding for finding in pool.map(_try, installed) if finding]
+        return [finding for finding in pool.map(_import, installed) if finding]
 
 
-def _try(name: str) -> Finding | None:
+def _import(name: str) -> Finding | None:
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    _, problem = tool_output([interpreter(), "-c", f"import {name}"], environment, TIMEOUT_S)
+    _, problem = tool_output([interpreter(), "-c", f"import {name}"], environment, IMPORT_TIMEOUT_S)
     if not problem:
         return None
     message = problem.partition(": ")[2] or problem

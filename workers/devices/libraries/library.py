@@ -11,7 +11,11 @@ from cluster.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Functions that read and set a library's state in the running process."""
+    """Functions that read and set a library's state in the running process; calling one imports torch.
+
+    They change only `enabled`: torch.backends.mkldnn.flags() would also reset precision and determinism, and
+    set_flags(deterministic=True) switches oneDNN off (its default for `enabled`).
+    """
 
     read: Callable[[], bool]
     set: Callable[[bool], Any]

@@ -14,7 +14,7 @@ from workers.kernels.dispatch.comparison import measure
 from workers.kernels.dispatch.fastest import candidates, kind_of
 from workers.kernels.dispatch.probes import Probe
 from workers.kernels.dispatch.tuner import REFERENCE, KernelMeasurement, Situation, software_of
-from workers.kernels.models import attention_patch, kernel_insertion, module_forms, module_swap
+from workers.kernels.models import attention_patch, module_forms, module_swap
 from workers.kernels.models.call_recorder import SITE_PREFIX, RecordedCall, Recorder
 from workers.kernels.models.module_forms import Form, NotReplaceable
 from workers.measurement.inputs import Sample
@@ -200,8 +200,8 @@ def measure_calls(
     model: nn.Module, sample: Sample, device: torch.device, *, compiled: bool = False
 ) -> list[KernelMeasurement]:
     """Measure every implementation of the device for each size that occurs in one call of the model."""
-    sites, _ = kernel_insertion.find(model)
-    calls = kernel_insertion.record(model, sites, sample, device)
+    sites, _ = find(model)
+    calls = record(model, sites, sample, device)
     cases = dict.fromkeys((Probe(one.operation, one.shapes, one.causal), one.dtype) for one in calls)
     kernels = [one for name, one in candidates(device).items() if name != REFERENCE]
     return measure(list(cases), kernels, device, compiled=compiled)

@@ -27,6 +27,10 @@ from workers.errors import CheckpointError
 
 SAFETENSORS_INDEX = "*.safetensors.index.json"
 TORCH_INDEX = "*.bin.index.json"
+DEEPSPEED = ("*mp_rank_*_states.pt", "layer_*-model_*-model_states.pt")
+MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
+MERGE = "`python zero_to_fp32.py . weights --safe_serialization`"
+PARTITIONS = f"partitions of a DeepSpeed checkpoint; {MERGE} writes their weights"
 
 
 def import_safetensors(state: ImportedState, source: Path, entry: str = "model", prefix: str = "") -> list[str]:
@@ -93,12 +97,6 @@ def _reference(path: Path, name: str, tensor: TensorInFile, size_bytes: int) -> 
     if tensor.offset + storage.bytes > size_bytes:
         raise CheckpointError(f"{path} is cut off: it has {size_bytes} bytes", "copy it again from its source")
     return Reference(storage, tensor.dtype, 0, tensor.shape, tuple(strides))
-
-
-DEEPSPEED = ("*mp_rank_*_states.pt", "layer_*-model_*-model_states.pt")
-MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
-MERGE = "`python zero_to_fp32.py . weights --safe_serialization`"
-PARTITIONS = f"partitions of a DeepSpeed checkpoint; {MERGE} writes their weights"
 
 
 def has_partitions(folder: Path) -> bool:
