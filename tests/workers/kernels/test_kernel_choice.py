@@ -164,6 +164,26 @@ class TestFastest:
         for case in CASES[::7]:
             check(k, case, torch.float32)
 
+    def test_gradients_are_computed_by_what_is_chosen_for_them(self, home, outside, monkeypatch):
+        rows, heads = draw(64, 128), draw(1, 2, 64, 64)
+        result, lse = init_kernels("torch").attention(heads, heads, heads, return_lse=True)
+        arguments = {
+            "rmsnorm": (rows, draw(128)), "layernorm": (rows, draw(128), draw(128)), "softmax": (rows.softmax(-1),),
+            "silu": (rows,), "swiglu": (rows, rows), "attention": (heads, heads, heads, result, lse),
+        }  # fmt: skip
+        expected, called = {}, []
+        for operation, arrays in arguments.items():
+            expected[operation] = getattr(init_kernels("torch"), f"{operation}_backward")(arrays[0], *arrays)
+            shapes = shape_class(operation, *([heads.shape] * 2 if operation == "attention" else [rows.shape, ()]))
+            tuner.store_measurement(line("toy", operation=operation, shapes=shapes, gradient=True))
+            hook = getattr(registry.load("toy"), f"_{operation}_backward")
+            noted = lambda *given, hook=hook: called.append(hook.__name__) or hook(*given)  # noqa: E731
+            monkeypatch.setattr(registry.load("toy"), hook.__name__, noted)
+        for operation, arrays in arguments.items():
+            given = getattr(init_kernels("auto"), f"{operation}_backward")(arrays[0], *arrays)
+            torch.testing.assert_close(given, expected[operation])
+        assert called == [f"_{operation}_backward" for operation in arguments]
+
 
 class TestMeasurements:
     def test_lines_that_were_cut_or_are_nonsense_are_passed_over(self, home, outside):

@@ -143,17 +143,18 @@ class _ProbeMeasurement:
             self.kind, self.probe.operation, name_of(self.dtype), shape_class(self.probe.operation, *shapes[:2]),
             gradient, inside,
         )  # fmt: skip
+        wrong = KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
         try:
             arguments = self.probe.arguments(self.dtype, self.kernels.device)
             before = [tensor_digest(one) for one in arguments]
             baseline, candidate = make(self.kernels, self.probe, arguments)
             if check and not _is_correct(candidate(), self.probe, arguments):
-                return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+                return wrong
             ratio = compare_timings(baseline, candidate, self.timer, self.rounds).ratio
             if before != [tensor_digest(one) for one in arguments]:
-                return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+                return wrong
         except PolyfleetError:
-            return KernelMeasurement(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+            return wrong
         median, low, high = (round(value, 4) for value in ratio)
         return KernelMeasurement(situation, self.kernels.name, self.software, median, low, high)
 

@@ -11,6 +11,7 @@ from workers import kernels as registry
 from workers.devices.backends.device_facts import kind
 from workers.devices.backends.precision import name_of
 from workers.kernels.base import KernelBackend
+from workers.kernels.calls import Call
 from workers.kernels.dispatch.classes import shape_class
 from workers.kernels.dispatch.tuner import BASE, Situation, fastest_choices, software_of
 
@@ -127,40 +128,12 @@ class Fastest(KernelBackend):
         else:
             lse_BHT.copy_(one.attention(q_BHTD, k_BGSD, v_BGSE, **options, return_lse=True, out=out_BHTE)[1])
 
-    def _rmsnorm_backward(
-        self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, eps: float, offset: float
-    ) -> tuple[Tensor, Optional]:
-        return self.select("rmsnorm", x_RC, gradient=True)._rmsnorm_backward(g_RC, x_RC, weight_C, eps, offset)
-
-    def _layernorm_backward(
-        self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, with_bias: bool, eps: float
-    ) -> tuple[Tensor, Optional, Optional]:
-        one = self.select("layernorm", x_RC, gradient=True)
-        return one._layernorm_backward(g_RC, x_RC, weight_C, with_bias, eps)
-
-    def _softmax_backward(self, g_RC: Tensor, y_RC: Tensor) -> Tensor:
-        return self.select("softmax", y_RC, gradient=True)._softmax_backward(g_RC, y_RC)
-
-    def _silu_backward(self, g_RC: Tensor, x_RC: Tensor) -> Tensor:
-        return self.select("silu", x_RC, gradient=True)._silu_backward(g_RC, x_RC)
-
-    def _swiglu_backward(self, g_RC: Tensor, gate_RC: Tensor, up_RC: Tensor) -> tuple[Tensor, Tensor]:
-        return self.select("swiglu", gate_RC, gradient=True)._swiglu_backward(g_RC, gate_RC, up_RC)
-
-    def _attention_backward(
-        self,
-        g_BHTE: Tensor,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSE: Tensor,
-        mask_BHTS: Optional,
-        out_BHTE: Tensor,
-        lse_BHT: Tensor,
-        scale: float,
-        causal: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        one = self.select("attention", q_BHTD, k_BGSD, gradient=True)
-        return one._attention_backward(g_BHTE, q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
+    def _compute(self, call: Call, hook: Any, *arguments: Any) -> Any:
+        """Call the same hook of the chosen implementation. Arguments are the gradient, then the operation's arrays."""
+        operation = hook.__name__.removeprefix("_").removesuffix("_backward")
+        arrays = arguments[1:3] if operation == "attention" else arguments[1:2]
+        chosen = self.select(operation, *arrays, gradient=True)
+        return super()._compute(call, getattr(chosen, hook.__name__), *arguments)
 
 
 def candidates(device: torch.device) -> dict[str, KernelBackend]:
