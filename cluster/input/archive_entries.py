@@ -23,7 +23,7 @@ Fact = tuple[str, int, str]
 
 
 def content_sha(facts: Iterable[Fact]) -> str:
-    """Return the SHA-256, hexadecimal, of all entries but folders with content.
+    """Return the SHA-256, hexadecimal, of all entries except folders that contain others.
 
     It does not depend on times or on the order of the entries.
     """
@@ -44,7 +44,7 @@ def without_parents(names: Iterable[str]) -> list[str]:
 def permission_bits(info: zipfile.ZipInfo) -> int:
     """Return the unpacked entry's permission bits: owner can read, others cannot write, no setuid.
 
-    The owner of a folder can always add to it and remove it. Archives of older versions have no bits for folders.
+    The owner of a folder can always add to it and remove it. Some archivers write no bits for folders.
     """
     mode = info.external_attr >> 16
     if info.is_dir():

@@ -149,7 +149,7 @@ def test_a_file_of_shards_that_the_metadata_do_not_name_is_left_out_by_name(wher
     (there / where / "notes.txt").write_text("mine")
     told = import_here(str(there), str(tmp_path / "in"))
     prefix = f"{where}/" if where else ""
-    reason = "its .metadata does not name this file: it is of another save"
+    reason = "the .metadata beside it does not name this file: it belongs to another save"
     assert told["left_out"] == [
         {"name": f"{prefix}__7_0.distcp", "reason": reason},
         {"name": f"{prefix}notes.txt", "reason": "it is not part of the checkpoint"},

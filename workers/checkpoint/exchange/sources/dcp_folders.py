@@ -69,7 +69,7 @@ def read_dcp(source: Path, plain: PickleDecoder) -> tuple[Any, set[str]]:
 def reason_left_out(name: str) -> str:
     """Return why a file of such a folder is not imported."""
     if name.endswith(".distcp"):
-        return "its .metadata does not name this file: it is of another save"
+        return "the .metadata beside it does not name this file: it belongs to another save"
     return _REASONS.get(name, "it is not part of the checkpoint")
 
 
