@@ -131,8 +131,8 @@ class Fastest(KernelBackend):
     def _compute(self, call: Call, hook: Any, *arguments: Any) -> Any:
         """Call the same hook of the chosen implementation. Arguments are the gradient, then the operation's arrays."""
         operation = hook.__name__.removeprefix("_").removesuffix("_backward")
-        arrays = arguments[1:3] if operation == "attention" else arguments[1:2]
-        chosen = self.select(operation, *arrays, gradient=True)
+        second = arguments[2] if operation == "attention" else None
+        chosen = self.select(operation, arguments[1], second, gradient=True)
         return super()._compute(call, getattr(chosen, hook.__name__), *arguments)
 
 
