@@ -61,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in config.option.markexpr:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     config.addinivalue_line("markers", "timeout(seconds): the limit of a test that may take longer than its tier's")
-    settle_hypothesis()
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # the second environment does without
+        settle_hypothesis()
     plugins = [tiers.Tiers(config), schedule.Schedule(config), draws.Draws()]
     if config.pluginmanager.hasplugin("timeout"):
         plugins.append(limits.Limits())
@@ -101,10 +102,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def settle_hypothesis() -> None:
     """No example has a limit of time: machines differ. In CI the examples of a property are the same in every run."""
-    try:
-        from hypothesis import HealthCheck, settings
-    except ImportError:  # the second environment and machines with a GPU do without
-        return
+    from hypothesis import HealthCheck, settings
+
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
     settings.register_profile("new examples", deadline=None, suppress_health_check=slow)
     settings.register_profile("same examples", settings.get_profile("new examples"), derandomize=True, database=None)
