@@ -12,6 +12,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))
 SHAPES = ((1, 1), (3, 13), (2, 3, 8), (70, 130), (5, 1024), (3, 5000), (300, 64))
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+INTERPRETED = {(300, 64): (70, 64), (3, 5000): (3, 2500)}
+"""Triton's interpreter takes milliseconds per block: here each of its 4 programs still takes several blocks of rows,
+and a long row has two whole blocks and a part.
+"""
+
+
+def shape_for(kernels, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return INTERPRETED.get(shape, shape) if kernels.name == "triton" and kernels.interpreted else shape
 
 
 def wide(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -29,6 +37,7 @@ def compare(kernels, have, result: Tensor, grad: Tensor, of, dtype, depth, round
 @dtypes
 @shapes
 def test_rmsnorm_gives_gradients_of_rows_and_weight(kernels, shape, dtype):
+    shape = shape_for(kernels, shape)
     x, w, g = draw(*shape).to(dtype), draw(shape[-1]).to(dtype), draw(*shape, 1)[..., 0].to(dtype)
     here = kernels.device
     eps = 1e-6 if shape[-1] > 4 else 0.5  # a norm of one value has no slope but what eps gives it
@@ -44,6 +53,7 @@ def test_rmsnorm_gives_gradients_of_rows_and_weight(kernels, shape, dtype):
 @dtypes
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda shape: "x".join(map(str, shape)))
 def test_layernorm_gives_gradients_of_rows_weight_and_bias(kernels, shape, dtype):
+    shape = shape_for(kernels, shape)
     x, w, b = draw(*shape).to(dtype), draw(shape[-1]).to(dtype), draw(shape[-1], 1)[:, 0].to(dtype)
     g, here = draw(*shape, 1)[..., 0].to(dtype), kernels.device
     for weight, bias in ((w, b), (w, None), (None, None), (w.float(), b.float())):
@@ -58,6 +68,7 @@ def test_layernorm_gives_gradients_of_rows_weight_and_bias(kernels, shape, dtype
 @dtypes
 @shapes
 def test_softmax_and_gates_give_gradients(kernels, shape, dtype):
+    shape = shape_for(kernels, shape)
     x, up, g = (draw(*shape, n)[..., 0].to(dtype) for n in (1, 2, 3))
     here = kernels.device
     (xx, uu) = wide(x, up)
