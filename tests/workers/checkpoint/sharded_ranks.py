@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import torch
+import torch._dynamo  # as optimizers do, each rank for itself if not here
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
