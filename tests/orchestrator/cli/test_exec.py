@@ -192,12 +192,13 @@ def test_a_node_that_went_away_is_exit_code_3(here, live, job):
     assert done.stderr.startswith(f"error: node {node}, where rank 0 of {job} runs, cannot be reached now\n")
 
 
-def test_no_more_than_eight_run_beside_one_attempt(polyfleet, start, job, wait_for):
-    for _ in range(8):
-        start("exec", job, "--", "sleep", "382", stdin=subprocess.DEVNULL)
-    wait_for(lambda: len(commands("sleep", "382")) == 8)
+def test_no_more_than_eight_run_beside_one_attempt(polyfleet, live, job):
+    relay, running = live.service.exec_relay, live.service.find_run_job(job)
+    started = [relay.start(running, ExecRequest(("sleep", "382")))["exec"] for _ in range(8)]
     done = polyfleet("exec", job, "--", "true", stdin=subprocess.DEVNULL)
     assert (done.returncode, "8 commands run beside" in done.stderr) == (3, True), done
+    for known in started:
+        relay.close(known)
 
 
 @pytest.fixture
