@@ -225,25 +225,7 @@ def check_all(seen: Snapshot, decided: Plan) -> None:
     check_every_waiting_job_is_told(seen, decided)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=ANYTHING)
-@given(seen=snapshots())
-def test_every_plan_keeps_the_laws(seen):
-    check_all(seen, plan(seen))
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=ANYTHING)
-@given(seen=snapshots(), chance=st.randoms(use_true_random=False))
-def test_the_order_in_which_things_are_told_changes_nothing(seen, chance):
-    parts = {name: list(getattr(seen, name)) for name in ("devices", "jobs", "running")}
-    for part in parts.values():
-        chance.shuffle(part)
-    assert repr(plan(replace(seen, **{name: tuple(part) for name, part in parts.items()}))) == repr(plan(seen))
-
-
-@settings(max_examples=600, deadline=None, suppress_health_check=ANYTHING)
-@given(seen=snapshots())
-def test_once_its_victims_have_stopped_the_job_that_asked_first_starts(seen):
-    decided = plan(seen)
+def check_the_first_that_asks_starts_once_its_victims_have_stopped(seen: Snapshot, decided: Plan) -> None:
     first = next((j for j in fifo(seen) if j.id in decided.why_not), None)
     mine = [p.victim for p in decided.preempt if first and p.job == first.id]
     if not mine:
@@ -261,6 +243,23 @@ def test_once_its_victims_have_stopped_the_job_that_asked_first_starts(seen):
         running=tuple(r for r in seen.running if r not in gone),
     )
     assert first.id in {s.job for s in plan(later).start}
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=snapshots())
+def test_every_plan_keeps_the_laws(seen):
+    decided = plan(seen)
+    check_all(seen, decided)
+    check_the_first_that_asks_starts_once_its_victims_have_stopped(seen, decided)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=snapshots(), chance=st.randoms(use_true_random=False))
+def test_the_order_in_which_things_are_told_changes_nothing(seen, chance):
+    parts = {name: list(getattr(seen, name)) for name in ("devices", "jobs", "running")}
+    for part in parts.values():
+        chance.shuffle(part)
+    assert repr(plan(replace(seen, **{name: tuple(part) for name, part in parts.items()}))) == repr(plan(seen))
 
 
 # -- of every policy
