@@ -25,6 +25,7 @@ UNUSUAL = {
     "orchestrator/store/database/migrations/versions": "read by Alembic",
     "workers": "its root; all else is in its folders",
     "workers/checkpoint": "its root; all else is in its folders",
+    "workers/discovery": "former names, removed in version 0.2.0",
     "workers/devices": "its root; all else is in its folders",
     "workers/models": "its root; all else is in its folders",
     "workers/native": "one compiler of C++ sources",

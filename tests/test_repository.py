@@ -45,7 +45,7 @@ TOLD_BY_DECIDING = {
 CORE_MAY_IMPORT = (
     *("collections", "dataclasses", "enum", "hashlib", "heapq", "operator.attrgetter", "typing"),
     "pathlib.PurePosixPath",
-    *("cluster.catalogue", "cluster.errors", "cluster.serialization", "cluster.types"),
+    *("cluster.catalogue", "cluster.errors", "cluster.former_names", "cluster.serialization", "cluster.types"),
     *("workers.protocol.messages", "workers.protocol.failure_kinds", "orchestrator.core"),
 )
 WITH_ARRAYS = tuple(f"orchestrator/core/plan/{folder}/" for folder in ("arrays", "assignment", "policies"))
