@@ -18,7 +18,7 @@ PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglo
 CORE = "orchestrator/core/"
 SIMULATOR = "orchestrator/simulation/"
 TELLING = {
-    *("model", "policy", "states", "throughput", "timing", "jobs.fold", "jobs.remaining_time", "step.control"),
+    *("model", "states", "throughput", "timing", "jobs.fold", "jobs.remaining_time", "step.control"),
     "attempt.story",
     *(f"controller.{name}" for name in ("attempts", "commands", "draft", "messages", "nodes", "scaling", "transition")),
     *(f"explanation.{name}" for name in ("explain", "offer", "waiting_queue", "what_if")),

@@ -52,7 +52,7 @@ class SchedulerSpec(BaseModel, extra="forbid", frozen=True):
         return data
 
     def settings(self) -> dict[str, Any]:
-        """Return the policy's name and settings for the fleet's record, as fields of orchestrator/core/policy.py."""
+        """Return the policy's name and settings for the fleet's record, as fields of orchestrator/core/model.py."""
         return {"name": self.policy, **self.model_dump(mode="json", exclude={"policy"})}
 
 

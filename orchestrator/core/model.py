@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.placement_slots import PlanMemory
-from orchestrator.core.policy import EXPLORE_DEVICE_S, Project
 from orchestrator.core.states import State
 from orchestrator.core.throughput import History, Throughput
+
+EXPLORE_DEVICE_S = 3600.0
+
+HIGHEST = 1000
+"""Highest priority that a job can reach by waiting."""
 
 ANY_DEVICES = {"decides_devices": False}
 """Metadata of a candidate's field that is not compared with devices: any of them can satisfy it."""
@@ -169,6 +173,30 @@ class Job:
     @property
     def next_epoch(self) -> int:
         return max(self.epoch, self.floor) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Scheduling policy.
+
+    `name`: one of POLICIES in plan/policies/priced_policies.py, or an installed policy. `every_s`: interval of full
+    decisions, in which jobs of equal priority may be stopped or moved. `ageing_s`: waiting time that raises a job's
+    priority by one; 0: never. `explore_device_s`: device-seconds for which jobs of a workload may use an unmeasured
+    kind before measured kinds come first.
+    """
+
+    name: str = "finish_time"
+    every_s: float = 60.0
+    ageing_s: float = 0.0
+    explore_device_s: float = EXPLORE_DEVICE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """`quota`: number of devices by pattern of kinds. `borrow`: it may also use devices that no other job needs."""
+
+    quota: Mapping[str, int] = field(default_factory=dict)
+    borrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 from cluster.errors import PolyfleetError, UserError
 from orchestrator.core.controller import commands as c
 from orchestrator.core.controller import messages as m
-from orchestrator.core.policy import Policy
+from orchestrator.core.model import Policy
 from orchestrator.simulation.fleets import Failures, Fleet, Nodes
 from orchestrator.simulation.instant_fleet import START_S, InstantFleet, RunningAttempt
 from orchestrator.simulation.replay import TOGETHER_S, Replayed, Stays

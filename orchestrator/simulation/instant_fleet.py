@@ -13,7 +13,7 @@ from cluster.errors import PolyfleetError
 from orchestrator.core.controller import commands as c
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.draft import Control
-from orchestrator.core.policy import Policy
+from orchestrator.core.model import Policy
 from orchestrator.core.step.control import step, step_replies
 from orchestrator.core.step.placement import FREE_JOBS, INTERVAL_PER_JOB_S, MIN_INTERVAL_S, PLAN_EVERY_S
 from orchestrator.core.throughput import Throughput

@@ -14,9 +14,8 @@ from orchestrator.core.controller.nodes import Node
 from orchestrator.core.controller.scaling import Scaling
 from orchestrator.core.controller.transition import Transition
 from orchestrator.core.jobs.fold import Record, apply, ignored_reason
-from orchestrator.core.model import Event, Plan, Progress, Since
+from orchestrator.core.model import Event, Plan, Policy, Progress, Project, Since
 from orchestrator.core.placement_slots import PlanMemory
-from orchestrator.core.policy import Policy, Project
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.core.throughput import History
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cluster.types import NodeFacts
 from orchestrator.core.controller.scaling import NodeGroup
 from orchestrator.core.jobs.fold import Record
-from orchestrator.core.policy import Policy, Project
+from orchestrator.core.model import Policy, Project
 from orchestrator.core.throughput import History, Throughput
 from workers.protocol.messages import AttemptStatus
 

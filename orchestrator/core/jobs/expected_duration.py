@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.core.jobs.remaining_time import Evidence, attained, has_evidence, remaining
-from orchestrator.core.model import Job, Progress, Snapshot
-from orchestrator.core.policy import HIGHEST
+from orchestrator.core.model import HIGHEST, Job, Progress, Snapshot
 
 RESTART_S = 60.0
 """Assumed duration of a start, for a job whose own start was not measured yet."""

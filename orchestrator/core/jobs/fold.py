@@ -32,8 +32,7 @@ from typing import Any
 
 from cluster.serialization import from_plain, to_json, to_plain
 from orchestrator.core.jobs.retry import Decision
-from orchestrator.core.model import Candidate, Event, Job, Running, Start
-from orchestrator.core.policy import HIGHEST
+from orchestrator.core.model import HIGHEST, Candidate, Event, Job, Running, Start
 from orchestrator.core.states import MOVES, TERMINAL, State
 
 WORKING = frozenset({State.STARTING, State.RUNNING})

@@ -19,8 +19,7 @@ from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.messages import Message
 from orchestrator.core.controller.nodes import OWNER_PREFIX, drained_nodes
-from orchestrator.core.model import Devices, Plan, Snapshot
-from orchestrator.core.policy import Policy, Project
+from orchestrator.core.model import Devices, Plan, Policy, Project, Snapshot
 from orchestrator.core.step import control
 from orchestrator.core.step.placement import snapshot
 from orchestrator.core.throughput import History, Throughput

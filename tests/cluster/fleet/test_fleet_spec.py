@@ -14,7 +14,7 @@ from cluster.fleet.fleet_spec import (
     load_fleet,
     parse_fleet,
 )
-from orchestrator.core.policy import Policy
+from orchestrator.core.model import Policy
 
 
 def pool(**fields):

@@ -8,11 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.serialization import to_plain
-from orchestrator.core.model import Progress, Since
+from orchestrator.core.model import Progress, Project, Since
 from orchestrator.core.plan.options.quota import holdings
 from orchestrator.core.plan.plan import plan
 from orchestrator.core.plan.policies.priced_policies import POLICIES
-from orchestrator.core.policy import Project
 
 KIND = "nvidia:H100-80GB"
 VISION = Project({"nvidia:H100": 2})

@@ -26,9 +26,8 @@ from orchestrator.core.explanation.offer_plan import When
 from orchestrator.core.explanation.what_if import OtherJob
 from orchestrator.core.fleet.leaked_devices import Leak
 from orchestrator.core.jobs import remaining_time
-from orchestrator.core.model import Start
+from orchestrator.core.model import Policy, Start
 from orchestrator.core.plan.options.quota import Holding
-from orchestrator.core.policy import Policy
 from orchestrator.core.states import State
 from orchestrator.core.throughput import Measured
 from orchestrator.runtime.agents.ray_calls import Blocked

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.catalogue import matches_pattern
-from orchestrator.core.model import Candidate, Devices, Job, Running
+from orchestrator.core.model import Candidate, Devices, Job, Project, Running
 from orchestrator.core.plan.options.fit import minimum_count
 from orchestrator.core.plan.options.gang import PlacementOption
-from orchestrator.core.policy import Project
 
 DeviceCounts = Counter[tuple[str, str]]
 """Devices by (project, pattern of its quota)."""
