@@ -20,7 +20,7 @@ SIMULATOR = "orchestrator/simulation/"
 TELLING = {
     *("model", "states", "throughput", "timing", "jobs.fold", "jobs.remaining_time", "step.control"),
     "attempt.story",
-    *(f"controller.{name}" for name in ("attempts", "commands", "draft", "messages", "nodes", "scaling", "transition")),
+    *(f"controller.{name}" for name in ("attempts", "commands", "draft", "messages", "nodes", "scaling")),
     *(f"explanation.{name}" for name in ("explain", "offer", "waiting_queue", "what_if")),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""

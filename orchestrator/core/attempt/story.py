@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from orchestrator.core.controller import commands as c
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.attempts import PartState, StopState
-from orchestrator.core.controller.transition import Transition
+from orchestrator.core.controller.attempts import PartState, StopState, Transition
 
 MAX_TEXT = 300
 """Maximum number of characters of one line: messages of errors may be long."""

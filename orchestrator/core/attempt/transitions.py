@@ -27,10 +27,10 @@ from orchestrator.core.controller.attempts import (
     PartState,
     StopRequest,
     StopState,
+    Transition,
 )
 from orchestrator.core.controller.commands import Fence, RemoveFiles, Stop
 from orchestrator.core.controller.draft import Draft
-from orchestrator.core.controller.transition import Transition
 from orchestrator.core.timing import STOP_RETRY_S
 
 A = AttemptState

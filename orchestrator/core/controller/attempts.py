@@ -34,6 +34,24 @@ def allocation_name(allocation: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Transition:
+    """Row of a table in core/attempt/attempt_states.py that was applied because of message number `cause`.
+
+    `node` is that of a part or of a stop request, None for the attempt itself; the class of `before` says which of them
+    it is. `after` may equal `before`. `why`: the reason, or "".
+    """
+
+    cause: int
+    job: str
+    epoch: int
+    node: str | None
+    before: StrEnum
+    event: str
+    after: StrEnum
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PreviousAttempt:
     """Previous attempt that may have left files. `is_over`: its nodes have reported that all its processes ended."""
 

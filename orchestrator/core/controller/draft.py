@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from orchestrator.core.controller.attempts import LiveAttempt
+from orchestrator.core.controller.attempts import LiveAttempt, Transition
 from orchestrator.core.controller.commands import Command, LogWarning
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.controller.nodes import Node
 from orchestrator.core.controller.scaling import Scaling
-from orchestrator.core.controller.transition import Transition
 from orchestrator.core.jobs.fold import Record, apply, ignored_reason
 from orchestrator.core.model import Event, Plan, Policy, Progress, Project, Since
 from orchestrator.core.placement_slots import PlanMemory

@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 
 from orchestrator.core.attempt import attempt_reports, attempt_stops, epoch_guard, suspicion
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.attempts import AttemptState, attempt_of
+from orchestrator.core.controller.attempts import AttemptState, Transition, attempt_of
 from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control, Draft, PendingRelease
 from orchestrator.core.controller.messages import Message, Now
-from orchestrator.core.controller.transition import Transition
 from orchestrator.core.fleet import autoscaler, leaked_devices, membership, node_requests
 from orchestrator.core.jobs import progress
 from orchestrator.core.jobs.fold import Record
