@@ -4,6 +4,7 @@ If the transaction fails, none of the messages has had an effect.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 from cluster.errors import FleetError
 from orchestrator.core.attempt import story
+from orchestrator.core.attempt.story import StoryLine
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.commands import Command, Reject
 from orchestrator.core.controller.draft import Control
@@ -22,7 +24,6 @@ from orchestrator.core.step import control
 from orchestrator.runtime import crash_points
 from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.pending_request import PendingRequest
-from orchestrator.runtime.controller.story_ring import StoryRing
 from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,24 @@ TICK_SHARE = 0.2
 tick checks thousands of attempts, and plans.
 """
 CYCLE_S = 0.5
+
+MAX_STORY_LINES = 10_000
+
+
+class StoryRing:
+    """The newest lines of the story of all jobs, for other threads (see core/attempt/story.py)."""
+
+    def __init__(self, maximum: int = MAX_STORY_LINES):
+        self._lock = threading.Lock()
+        self._lines: deque[StoryLine] = deque(maxlen=maximum)
+
+    def add(self, lines: list[StoryLine]) -> None:
+        with self._lock:
+            self._lines.extend(lines)
+
+    def lines(self) -> list[StoryLine]:
+        with self._lock:
+            return list(self._lines)
 
 
 class StepBatch:

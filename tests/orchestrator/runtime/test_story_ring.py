@@ -8,8 +8,7 @@ from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.step import control
 from orchestrator.runtime.clock import now
-from orchestrator.runtime.controller.step_batch import StepBatch
-from orchestrator.runtime.controller.story_ring import StoryRing
+from orchestrator.runtime.controller.step_batch import StepBatch, StoryRing
 from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
 from orchestrator.store.events.event_store import EventStore
 
