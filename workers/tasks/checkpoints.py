@@ -11,9 +11,8 @@ from cluster.errors import PolyfleetError, UserError
 from workers.checkpoint import DamagedCheckpoint, Loaded, Saved, load
 from workers.checkpoint.format.manifest import RANDOM
 from workers.checkpoint.saving.background_saver import SHARED
-from workers.checkpoint.saving.nan_check import check_no_nan
 from workers.checkpoint.saving.rank_group import is_sharded_state
-from workers.checkpoint.saving.saver import PreparedSave
+from workers.checkpoint.saving.saver import PreparedSave, check_no_nan
 from workers.checkpoint.state.rng import derived_seed
 from workers.devices.backends import random_state
 from workers.devices.backends.dtype_checks import supported_dtypes

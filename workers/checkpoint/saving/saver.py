@@ -26,7 +26,7 @@ from workers.checkpoint.conversion import bits
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
 from workers.checkpoint.disk.writer import Arena, Progress
-from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.dtypes import FLOATS, dtype_name
 from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, Stored, TensorEntry, World
 from workers.checkpoint.saving.commit_guard import check_not_replaced
 from workers.checkpoint.saving.destination import Destination, FolderDestination
@@ -34,13 +34,18 @@ from workers.checkpoint.saving.rank_group import CheckpointRanks, checkpoint_ran
 from workers.checkpoint.state.capture import Capture, capture
 from workers.checkpoint.tensors import sharded
 from workers.checkpoint.tensors.pieces import pieces
-from workers.errors import CheckpointError
+from workers.errors import CheckpointError, NonFiniteValue
 
 if TYPE_CHECKING:
     from workers.checkpoint.saving.background_saver import SaveInProgress
 
 Part = tuple[dict[str, FileEntry], dict[str, TensorEntry]]
 _WRITE_REMEDY = "free disk space, or check the folder's permissions"
+
+NAN_CHECKED_ROLES = ("parameter", "optimizer", "master")
+"""Roles that must not be NaN. Buffers may contain anything: masks are infinite, uninitialized memory is arbitrary."""
+NAN_CHECKED_DTYPES = (*FLOATS, "complex64", "complex128")
+NAN_CHECK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,3 +300,28 @@ def _check_arguments(step: int, keep: int | None) -> None:
         raise CheckpointError(f"step is {step!r}", "give an integer of at least 0")
     if keep is not None and keep < 1:
         raise CheckpointError(f"keep is {keep}", "keep at least 1 checkpoint, or None for all")
+
+
+def check_no_nan(prepared: PreparedSave) -> None:
+    """Check the copy in memory of a save. Raises NonFiniteValue for the first parameter or optimizer state with NaN."""
+    if prepared.arena is None:
+        return
+    for layout in prepared.layouts:
+        for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
+            entry = prepared.tensors[piece.key]
+            if entry.role in NAN_CHECKED_ROLES and entry.dtype in NAN_CHECKED_DTYPES and piece.bytes:
+                data = prepared.arena.piece(layout, offset, piece.bytes)
+                if _has_nan(data, getattr(torch, entry.dtype)):
+                    raise NonFiniteValue(
+                        f"{entry.role} {piece.key} of the checkpoint contains NaN", prepared.manifest.step
+                    )
+
+
+def _has_nan(data: memoryview, dtype: torch.dtype) -> bool:
+    """Check for NaN, first by the sum, which is faster. Infinities of both signs also add up to NaN."""
+    tensor = torch.frombuffer(data, dtype=dtype)
+    for part in torch.split(tensor, NAN_CHECK_BYTES // dtype.itemsize):
+        values = part.float() if dtype.itemsize == 1 else part
+        if torch.isnan(values.sum()) and torch.isnan(values).any():
+            return True
+    return False
