@@ -19,9 +19,8 @@ from workers.kernels.models.kernel_insertion import restore as take_kernels_out
 from workers.measurement.inputs import as_sample
 from workers.models.optimizers import parameter_links, passes
 from workers.models.optimizers.passes import unwrap
-from workers.models.passes.forward_override import restore
 from workers.models.passes.low_precision import require_trainable
-from workers.models.passes.pass_context import PassContext, PreparedModel, deep_copy
+from workers.models.passes.pass_context import PassContext, PreparedModel, deep_copy, restore_forward
 from workers.options.config import compile_mode_of
 from workers.options.optimization_levels import OptimizationLevel
 
@@ -133,7 +132,7 @@ def move_to_device(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     mark: PreparationMark | None = inner.__dict__.pop(MARK, None)
     if mark is not None:
         for module in inner.modules():
-            restore(module)
+            restore_forward(module)
         if mark.compiled:
             inner._compiled_call_impl = None
     return model

@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cluster.errors import UserError
-from workers.models.passes.forward_override import override
-from workers.models.passes.pass_context import PassContext, SkipPass
+from workers.models.passes.pass_context import PassContext, SkipPass, override_forward
 
 # Share of the free memory. Allocator fragmentation and scratch memory of kernels need the rest.
 USABLE_SHARE = 0.9
@@ -25,7 +24,7 @@ def activation_checkpointing(model: nn.Module, context: PassContext) -> nn.Modul
     if needed <= available:
         raise SkipPass(f"not needed: a step takes {needed / 2**30:.2f} GiB of {available / 2**30:.2f} GiB")
     for block in blocks:
-        override(block, recompute)
+        override_forward(block, recompute)
     context.details["activation_checkpointing"] = f"{len(blocks)} blocks of {type(blocks[0]).__name__}"
     return model
 

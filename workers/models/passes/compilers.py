@@ -18,9 +18,8 @@ from torch import nn
 
 from workers.devices.backends.device_facts import kind
 from workers.measurement.model_state import preserve_state
-from workers.models.passes.forward_override import RUN, override, restore
 from workers.models.passes.low_precision import Lowered
-from workers.models.passes.pass_context import PassContext, SkipPass, deep_copy
+from workers.models.passes.pass_context import RUN, PassContext, SkipPass, deep_copy, override_forward, restore_forward
 
 IPEX = "intel_extension_for_pytorch"
 _call_numbers = itertools.count()
@@ -112,11 +111,11 @@ def _optimize_with_ipex(model: nn.Module) -> nn.Module:
     ipex: Any = importlib.import_module(IPEX)
     model_copy = deep_copy(model)
     lowered = model_copy.__dict__.get(RUN)
-    restore(model_copy)
+    restore_forward(model_copy)
     options = {"dtype": lowered.dtype} if isinstance(lowered, Lowered) else {}
     packed: nn.Module = ipex.optimize(model_copy, inplace=True, **options)
     if lowered is not None:
-        override(packed, lowered)
+        override_forward(packed, lowered)
     return packed
 
 

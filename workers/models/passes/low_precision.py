@@ -11,8 +11,7 @@ from cluster.errors import UserError
 from workers.devices.backends.device_transfer import map_tensors
 from workers.devices.backends.dtype_checks import require_dtype
 from workers.devices.backends.precision import name_of
-from workers.models.passes.forward_override import override
-from workers.models.passes.pass_context import PassContext, SkipPass
+from workers.models.passes.pass_context import PassContext, SkipPass, override_forward
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def autocast(model: nn.Module, context: PassContext) -> nn.Module:
     require_dtype(context.backend, context.dtype)
     if context.training:
         require_trainable(context.dtype)
-    override(model, Lowered(context.backend.device.type, context.dtype))
+    override_forward(model, Lowered(context.backend.device.type, context.dtype))
     context.details["autocast"] = name_of(context.dtype)
     return model
 

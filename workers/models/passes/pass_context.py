@@ -1,8 +1,10 @@
-"""Types shared by optimisation passes: the context of a pass, and the prepared model."""
+"""What optimisation passes share: the context of a pass, the prepared model, and the override of a module's forward."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ from workers.measurement.output_difference import Difference, all_tensors, large
 
 if TYPE_CHECKING:
     from workers.devices.backends.base import BaseBackend
+
+RUN, ORIGINAL = "_polyfleet_run", "_polyfleet_forward_before"
 
 
 class PreparedModel(NamedTuple):
@@ -89,3 +93,31 @@ def deep_copy(model: nn.Module) -> nn.Module:
             f"the model cannot be copied: {e}",
             "keep tensors that need gradients out of its attributes, or train the model itself with inplace=True",
         ) from e
+
+
+def override_forward(module: nn.Module, run: Callable[..., Any]) -> None:
+    """Replace the module's forward by `run(call, *args, **kwargs)`, where `call` is the original forward.
+
+    The module's class, names and state dict do not change. `forward` becomes a bound method, which `deepcopy` binds to
+    the copy; a closure over the old forward would continue to compute with the old module.
+    `deepcopy` must copy `run` correctly: it is a module-level function, or an object that holds no nn.Module.
+    """
+    restore_forward(module)
+    before = module.__dict__.get("forward")
+    module.__dict__.update({RUN: run, ORIGINAL: before, "forward": MethodType(forward, module)})
+
+
+def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Forward of an overridden module. Named as what it replaces: pickle stores a bound method by its name."""
+    run, before = self.__dict__[RUN], self.__dict__[ORIGINAL]
+    return run(before if before is not None else MethodType(type(self).forward, self), *args, **kwargs)
+
+
+def restore_forward(module: nn.Module) -> None:
+    """Undo `override_forward`. Does nothing for a module without one."""
+    if module.__dict__.pop(RUN, None) is None:
+        return
+    del module.__dict__["forward"]
+    before = module.__dict__.pop(ORIGINAL)
+    if before is not None:
+        module.__dict__["forward"] = before
