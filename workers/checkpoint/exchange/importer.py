@@ -26,7 +26,7 @@ from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.pickles.tensors import Reference
 from workers.checkpoint.exchange.sources.formats import format_of, read
 from workers.checkpoint.exchange.sources.imported_state import ImportedState
-from workers.checkpoint.format import links, versions
+from workers.checkpoint.format import links
 from workers.checkpoint.format.manifest import (
     CHUNK_BYTES,
     DAMAGED_REMEDY,
@@ -40,6 +40,7 @@ from workers.checkpoint.format.manifest import (
     dump,
 )
 from workers.checkpoint.format.manifest_checks import open_regular, read_manifest
+from workers.checkpoint.format.optimizer_tree import required_version
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 
@@ -257,7 +258,7 @@ def _manifest(
     state: ImportedState, step: int, files: dict[str, FileEntry], locations: dict[str, tuple[str, int]]
 ) -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    producer, version = Producer(polyfleet=POLYFLEET), versions.required_version(state.entries)
+    producer, version = Producer(polyfleet=POLYFLEET), required_version(state.entries)
     return Manifest(
         step,
         created,

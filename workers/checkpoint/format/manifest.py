@@ -7,7 +7,7 @@
 MANIFEST.json is the JSON of `Manifest` below, and `digest` is the SHA-256 of its canonical form: keys sorted, no white
 space, ASCII, without `digest` itself. Tensors are in the shards in logical order (C-contiguous, little-endian), under
 the same names as here. Everything that is not a tensor is an entry's JSON `tree`. tree.py lists its typed leaves,
-manifest_checks.py what is refused, and versions.py how version 1 is read. Nothing is pickled.
+manifest_checks.py what is refused, and how version 1 is read. Nothing is pickled.
 """
 
 import hashlib

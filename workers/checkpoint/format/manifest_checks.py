@@ -30,6 +30,8 @@ from workers.checkpoint.format.manifest import (
     MAX_VALUES,
     NAME,
     ROLES,
+    VERSION,
+    VERSION_WITH_NUMBERS,
     DamagedCheckpoint,
     FileEntry,
     Manifest,
@@ -39,8 +41,10 @@ from workers.checkpoint.format.manifest import (
     manifest_digest,
 )
 from workers.checkpoint.format.strict_types import WrongType, parse_dataclass
-from workers.checkpoint.format.versions import READABLE_VERSIONS, upgrade
 from workers.errors import CheckpointError
+
+READABLE_VERSIONS = (1, VERSION, VERSION_WITH_NUMBERS)
+"""Every published version stays readable."""
 
 
 def read_manifest(folder: Path, follow: bool = False) -> Manifest:
@@ -51,7 +55,7 @@ def read_manifest(folder: Path, follow: bool = False) -> Manifest:
 def parse_manifest(text: bytes, source: str) -> Manifest:
     """Parse and check the text of a manifest; `source` names it in messages."""
     try:
-        manifest = parse_dataclass(Manifest, upgrade(_parse(text, source)))
+        manifest = parse_dataclass(Manifest, _upgrade(_parse(text, source)))
     except WrongType as e:
         raise DamagedCheckpoint(f"{source}: {e}") from None
     if fault := _fault(manifest):
@@ -62,6 +66,22 @@ def parse_manifest(text: bytes, source: str) -> Manifest:
 def read_json(folder: Path) -> dict[str, Any]:
     """Read MANIFEST.json of `folder` with its digest and version checked, but not its content."""
     return _parse(_read_regular(folder / NAME), str(folder / NAME))
+
+
+def _upgrade(data: dict[str, Any]) -> dict[str, Any]:
+    """Convert a manifest's JSON from version 1 to 2. Its digest was checked before, on the original."""
+    if data.get("version") != 1 or not isinstance(data.get("tensors"), dict):
+        return data
+    tensors = {name: _of_version_1(tensor) for name, tensor in data["tensors"].items()}
+    return data | {"version": 2, "tensors": tensors}
+
+
+def _of_version_1(tensor: Any) -> Any:
+    """Convert one tensor. Version 1 stored each tensor once, at `file` and `offset`, and had no shards or views."""
+    if not isinstance(tensor, dict) or "file" not in tensor:
+        return tensor
+    rest = {key: value for key, value in tensor.items() if key not in ("file", "offset")}
+    return rest | {"shards": [{"file": tensor["file"], "offset": tensor.get("offset", 0)}]}
 
 
 def _parse(text: bytes, source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from workers.checkpoint.format.manifest import DamagedCheckpoint, StateEntry
+from workers.checkpoint.format.manifest import VERSION, VERSION_WITH_NUMBERS, DamagedCheckpoint, StateEntry
 
 Key = str | int
 
@@ -38,6 +38,11 @@ class OptimizerTree:
     @property
     def numbered(self) -> bool:
         return any(isinstance(key, int) for key in self.keys)
+
+
+def required_version(entries: dict[str, StateEntry]) -> int:
+    """Return the version in which a checkpoint with `entries` is written: the oldest that can express them."""
+    return VERSION_WITH_NUMBERS if any(map(is_numbered, entries.values())) else VERSION
 
 
 def is_numbered(entry: StateEntry) -> bool:
