@@ -10,7 +10,7 @@ import typer
 from cluster.version import VERSION
 from orchestrator.cli import completion, env, render, schema
 from orchestrator.cli.fleet import fleet, hosts, node, server, top
-from orchestrator.cli.jobs import checkpoint, debug, execs, files, jobs, logs, offer, run, submit
+from orchestrator.cli.jobs import checkpoint, execs, files, jobs, logs, offer, run, submit
 from orchestrator.cli.measurement import benchmark, kernels, simulate, validate
 from orchestrator.cli.terminal.errors import EXIT_CODES, print_error
 from orchestrator.cli.terminal.help_pages import InGroups, show_examples
@@ -46,7 +46,7 @@ app.add_typer(hosts.app, name="hosts")
 app.add_typer(env.app, name="env")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(server.app, name="server")
-app.add_typer(debug.app, name="debug")
+app.add_typer(jobs.debug_app, name="debug")
 show_examples(app)
 
 
