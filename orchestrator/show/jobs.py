@@ -1,4 +1,4 @@
-"""Jobs: lists, details, history, placement explanations and offers."""
+"""Jobs: lists, details, history, placement explanations, offers and files."""
 
 import json
 from typing import Any
@@ -320,3 +320,32 @@ def _offer_row(offer: Data) -> tuple[Any, ...]:
         offer["price_per_million_items"],
         offer["reason"],
     )
+
+
+def files(data: Data) -> TableStack:
+    return TableStack((_file_rows(data["entries"]), *map(escape_control, data["notes"])))
+
+
+def _file_rows(entries: list[Data]) -> TextTable:
+    rows = ((_file_name(entry), _file_size(entry), when(entry["modified_s"])) for entry in entries)
+    return grid(("FILE", "SIZE", "CHANGED"), rows, empty="no files")
+
+
+def _file_name(entry: Data) -> str:
+    if entry["type"] == "link":
+        return f"{entry['path']} -> {entry['target']}"
+    return f"{entry['path']}/" if entry["type"] == "folder" else str(entry["path"])
+
+
+def _file_size(entry: Data) -> str:
+    return size(entry["bytes"]) if entry["type"] == "file" else ""
+
+
+def transferred(data: Data) -> TableStack:
+    count = len(data["files"])
+    head = {
+        "job": data["job"],
+        "to": data["target"],
+        "files": f"{count} of {size(data['bytes'])}, {size(data['transferred_bytes'])} transferred",
+    }
+    return TableStack((facts(head), *map(escape_control, data["notes"])))

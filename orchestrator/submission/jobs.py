@@ -10,7 +10,6 @@ from orchestrator.client import file_download, file_upload
 from orchestrator.client.file_transfer import list_all_files
 from orchestrator.client.server_connection import Bytes
 from orchestrator.log_lines import join_lines
-from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
 from orchestrator.show.notebook_views import KeyValueView, TableView
 from orchestrator.show.table import TableStack, facts
@@ -186,19 +185,19 @@ class JobHandle:
 
     def files(self, path: str = "") -> KeyValueView:
         """Files that the job wrote to $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
-        return KeyValueView(list_all_files(self._client, self.id, path), show_files.files)
+        return KeyValueView(list_all_files(self._client, self.id, path), show.files)
 
     def get(
         self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None
     ) -> KeyValueView:
         """Fetch a file or folder of the job to `dest` or the current folder. Conflict if a local file differs."""
         transfer = file_download.get(self._client, self.id, path, str(dest), force, progress)
-        return KeyValueView(transfer.to_plain(), show_files.transferred)
+        return KeyValueView(transfer.to_plain(), show.transferred)
 
     def put(self, source: str, path: str = "", *, force: bool = False, progress: Bytes | None = None) -> KeyValueView:
         """Copy a local file or folder to the job. Raises Conflict for a file of a running job, or one that differs."""
         transfer = file_upload.put(self._client, str(source), self.id, path, force, progress)
-        return KeyValueView(transfer.to_plain(), show_files.transferred)
+        return KeyValueView(transfer.to_plain(), show.transferred)
 
     def cancel(self) -> "JobHandle":
         self._client.cancel(self.id)

@@ -26,7 +26,7 @@ def list_(where: Where, output: Output = Format.TABLE) -> None:
     """List the files and folders below JOB[:PATH], with sizes and times (UTC)."""
     from orchestrator.client.client import connect
     from orchestrator.client.file_transfer import list_all_files
-    from orchestrator.show.files import files
+    from orchestrator.show.jobs import files
 
     with connect(progress=print_message) as client:
         emit(list_all_files(client, *_split(where)), output, files)
@@ -80,6 +80,6 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _emit(transfer: dict[str, Any], output: Format) -> None:
-    from orchestrator.show.files import transferred
+    from orchestrator.show.jobs import transferred
 
     emit(transfer, output, transferred)
