@@ -26,7 +26,7 @@ from orchestrator.core.attempt.attempt_states import ATTEMPT, ATTEMPT_MEANING, P
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.server.app import make_app
 from orchestrator.services.service import Service
-from orchestrator.spec.schemas import get_schema
+from orchestrator.spec.job_spec import get_schema
 from orchestrator.verbs.declare import Verb, all_verbs
 from workers.options.config import PolyfleetConfig
 from workers.protocol.failure_kinds import FAILURE_KINDS, REACTIONS, FailureKind

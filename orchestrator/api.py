@@ -20,8 +20,7 @@ from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
 from orchestrator.show.notebook_views import KeyValueView, TableView, schema_fields
 from orchestrator.show.table import TableStack
-from orchestrator.spec.job_spec import JobSpec
-from orchestrator.spec.schemas import get_schema
+from orchestrator.spec.job_spec import JobSpec, get_schema
 from orchestrator.submission import submission
 from orchestrator.submission.jobs import JobHandle
 

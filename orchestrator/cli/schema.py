@@ -23,7 +23,7 @@ def schema(
     output: Annotated[SchemaFormat, typer.Option("--output", "-o", help="Output format")] = SchemaFormat.JSON,
 ) -> None:
     """Print the JSON Schema of a job file or of a fleet file."""
-    from orchestrator.spec.schemas import get_schema
+    from orchestrator.spec.job_spec import get_schema
 
     data = get_schema(kind.value)
     write(as_json(data) if output.value == Format.JSON.value else as_yaml(data))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
-from cluster.errors import SpecError, UserError
+from cluster.errors import SpecError, UserError, nearest
 from cluster.input import strict_yaml
 from cluster.input.validation_errors import validate_model
 from orchestrator.core.model import Candidate, Job
@@ -268,6 +268,17 @@ def job_schema() -> dict[str, Any]:
         properties = schema["$defs"][model]["properties"]
         properties["gpus"] = properties["accelerators"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Polyfleet job"}
+
+
+def get_schema(kind: str) -> dict[str, Any]:
+    """The schema of a job spec or of a fleet file. Raises UserError for another kind."""
+    if kind == "job":
+        return job_schema()
+    if kind == "fleet":
+        from cluster.fleet.fleet_spec import fleet_schema
+
+        return fleet_schema()
+    raise UserError(f"no schema {kind!r}", nearest(kind, ("job", "fleet")))
 
 
 PARTS: tuple[tuple[str, type[Model]], ...] = (

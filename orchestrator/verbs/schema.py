@@ -10,6 +10,6 @@ from orchestrator.views.values import JsonObject
 @verb("GET /v1/schema/{kind}", least=Role.VIEWER)
 def show(hub: Hub, kind: Literal["job", "fleet"]) -> JsonObject:
     """The JSON Schema of a job spec or of a fleet file."""
-    from orchestrator.spec.schemas import get_schema
+    from orchestrator.spec.job_spec import get_schema
 
     return get_schema(kind)
