@@ -10,7 +10,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "top": ("polyfleet top", "polyfleet top --once -o json"),
     "submit": (
         "polyfleet submit train.yaml --wait",
-        "polyfleet submit --name sweep-1 --accelerators nvidia:A100:2 -- python train.py --lr 0.1",
+        "polyfleet submit --name sweep-1 --accelerators nvidia:A100:2 --working-dir . -- python train.py --lr 0.1",
     ),
     "run": ("polyfleet run -- python train.py", "polyfleet run --pool tpu --env LR=0.1 -- bash eval.sh"),
     "offer": ("polyfleet offer train.yaml", "polyfleet offer --accelerators nvidia:H100:8 -- python train.py"),
