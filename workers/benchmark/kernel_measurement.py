@@ -18,6 +18,9 @@ EAGER = (OptimizationLevel.O0, OptimizationLevel.O1)
 Method = Callable[[KernelBackend], Callable[..., Any]]
 METHODS: dict[str, Method] = {
     "matmul": lambda k: k.matmul,
+    "matmul-vec": lambda k: k.matmul_vec,
+    "attention-scores": lambda k: k.compute_attention_scores,
+    "weighted-sum": lambda k: k.weighted_sum_rows,
     "rmsnorm": lambda k: lambda x, w: k.rmsnorm(x, w, 1e-6),
     "layernorm": lambda k: k.layernorm,
     "softmax": lambda k: k.softmax,

@@ -7,12 +7,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cluster.errors import NotFound
 from workers.benchmark.cases import catalogue
-from workers.benchmark.cases.case import FULL, QUICK
+from workers.benchmark.cases.case import FULL, QUICK, Case
 from workers.benchmark.cases.case_builder import build
+from workers.benchmark.cases.operations import KERNEL_OPERATIONS
+from workers.benchmark.kernel_measurement import METHODS
 
 QUICK_CASES = [case for case in catalogue.cases(QUICK) if case.definition.family != "transfer"]
 COUNTED = [case for case in QUICK_CASES if case.mode == "forward" and case.definition.name in (
-    "matmul", "convolution", "attention", "mlp", "resnet50", "vit", "gpt2", "bert", "dlrm")]  # fmt: skip
+    "matmul", "attention-scores", "convolution", "attention",
+    "mlp", "resnet50", "vit", "gpt2", "bert", "dlrm")]  # fmt: skip
 
 
 def test_names_are_unique_and_found_again():
@@ -47,12 +50,27 @@ def test_every_case_moves_bytes_and_is_built_alike_from_one_seed(case):
         (["*/train/*"], "mlp/train/b64-d256", 6),
         (["gpt2/forward"], "gpt2/forward/decode-b4-s256", 2),
         (["smoke", "mlp"], "memory-copy/64MiB", 9),
-        (["all"], "all-reduce/4MiB-2ranks", 34),
+        (["all"], "all-reduce/4MiB-2ranks", 38),
+        (["kernels"], "weighted-sum/2048x2048", 15),
     ],
 )
 def test_cases_are_chosen_by_suite_workload_name_and_pattern(patterns, some, count):
     chosen = [case.name for case in catalogue.choose(patterns)]
     assert some in chosen and len(chosen) == count
+
+
+def test_the_suite_of_kernels_is_what_they_implement():
+    assert set(KERNEL_OPERATIONS) == set(METHODS)
+
+
+def test_grouped_queries_share_keys_and_move_fewer_bytes():
+    attention = catalogue.DEFINITIONS["attention"]
+    sizes = {"b": 1, "h": 4, "t": 8, "s": 8, "d": 16}
+    plain, grouped = (Case(attention, sizes | more) for more in ({}, {"g": 2}))
+    built = build(grouped, 0)
+    assert built.module(*built.sample.args).shape == built.sample.args[0].shape == (1, 4, 8, 16)
+    assert grouped.name == "attention/prefill-b1-h4-g2-s8-d16" and grouped.flops == plain.flops
+    assert grouped.bytes(4) == sum(t.nbytes for t in built.sample.args) + 4 * 4 * 8 * 16 < plain.bytes(4)
 
 
 def test_what_means_nothing_names_the_nearest():

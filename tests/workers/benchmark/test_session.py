@@ -176,7 +176,8 @@ session.handle({"do": "prepare", "measurement": "a", "case": cell, "limit_s": 0.
 @pytest.mark.parametrize(
     "case",
     ["matmul/256x256x256", "rmsnorm/256x4096", "layernorm/256x4096", "softmax/256x4096", "silu/256x4096",
-     "swiglu/256x4096", "rope/b1-h8-t512-d64", "attention/prefill-b1-h8-s256-d64", "attention/decode-b4-h8-s1024-d64"],
+     "swiglu/256x4096", "rope/b1-h8-t512-d64", "attention/prefill-b1-h8-s256-d64", "attention/decode-b4-h8-s1024-d64",
+     "matmul-vec/2048x2048", "weighted-sum/2048x2048", "attention-scores/b4-h8-t1-s1024-d64"],
 )  # fmt: skip
 def test_an_operation_by_kernels_is_held_to_the_same_reference(case):
     with backends.create("cpu") as backend:

@@ -15,6 +15,7 @@ from workers.benchmark.cases import networks
 from workers.benchmark.cases.case import Case, Sizes
 from workers.benchmark.cases.models import dlrm_widths, mlp_widths
 from workers.benchmark.cases.networks import Sizes as TransformerSizes
+from workers.benchmark.cases.operations import key_heads
 from workers.measurement.inputs import Sample
 
 Loss = Callable[[Any], Tensor]
@@ -75,10 +76,24 @@ def _convolution(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
 
 
 def _attention(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
-    causal = s["t"] == s["s"]
-    query_shape, key_shape = (s["b"], s["h"], s["t"], s["d"]), (s["b"], s["h"], s["s"], s["d"])
+    options = {"is_causal": s["t"] == s["s"]} | ({"enable_gqa": True} if "g" in s else {})
+    query_shape, key_shape = (s["b"], s["h"], s["t"], s["d"]), (s["b"], key_heads(s), s["s"], s["d"])
     inputs = (torch.randn(query_shape), torch.randn(key_shape), torch.randn(key_shape))
-    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)), inputs
+    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)), inputs
+
+
+def _attention_scores(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
+    query_shape, key_shape = (s["b"], s["h"], s["t"], s["d"]), (s["b"], s["h"], s["s"], s["d"])
+    scale = s["d"] ** -0.5
+    return (lambda q, k: q @ k.mT * scale), (torch.randn(query_shape), torch.randn(key_shape))
+
+
+def _matmul_vec(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
+    return torch.mv, (torch.randn(s["m"], s["k"]), torch.randn(s["k"]))
+
+
+def _weighted_sum(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
+    return torch.matmul, (torch.randn(s["t"]), torch.randn(s["t"], s["c"]))
 
 
 def _rope(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
@@ -112,8 +127,11 @@ def _on_rows(function: Callable[..., Tensor], matrices: int = 1, vectors: int = 
 
 _OPERATIONS: dict[str, Callable[[Sizes], Any]] = {
     "matmul": _matmul,
+    "matmul-vec": _matmul_vec,
     "convolution": _convolution,
     "attention": _attention,
+    "attention-scores": _attention_scores,
+    "weighted-sum": _weighted_sum,
     "rmsnorm": _on_rows(lambda x, w: F.rms_norm(x, w.shape, w, eps=1e-6), vectors=1),
     "layernorm": _on_rows(lambda x, w, b: F.layer_norm(x, w.shape, w, b), vectors=2),
     "softmax": _on_rows(lambda x: x.softmax(-1)),

@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 from cluster.errors import NotFound, nearest
 from workers.benchmark.cases.case import QUICK, SCALES, Case, Definition
 from workers.benchmark.cases.models import MODELS
-from workers.benchmark.cases.operations import OPERATIONS, TRANSFERS
+from workers.benchmark.cases.operations import KERNEL_OPERATIONS, OPERATIONS, TRANSFERS
 
 DEFINITIONS: dict[str, Definition] = {d.name: d for d in (*OPERATIONS, *TRANSFERS, *MODELS)}
-SUITES = ("all", "operations", "models", "transfers", "smoke")
+SUITES = ("all", "operations", "models", "transfers", "kernels", "smoke")
 _SMOKE = ("matmul", "rmsnorm", "attention", "memory-copy", "mlp")
 _FAMILIES = {"operations": "operation", "models": "model", "transfers": "transfer"}
 
@@ -62,6 +62,8 @@ def _matches(pattern: str, case: Case) -> bool:
         return True
     if pattern == "smoke":
         return definition.name in _SMOKE and (case.mode == "forward" or definition.name == "mlp")
+    if pattern == "kernels":
+        return definition.name in KERNEL_OPERATIONS
     if pattern in _FAMILIES:
         return definition.family == _FAMILIES[pattern]
     return (

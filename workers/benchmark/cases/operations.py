@@ -1,7 +1,8 @@
 """Operations and transfers of the catalogue: sizes, and formulas for floating-point operations and bytes.
 
-Letters of sizes: m, k, n of a product; b batch, h heads, t query tokens, s key tokens, d width of a head; r rows, c
-columns; v rows of a table; i, o channels in and out, x image side, f filter side.
+Letters of sizes: m, k, n of a product; b batch, h query heads, g key heads (as many as h unless given), t query
+tokens, s key tokens, d width of a head; r rows, c columns; v rows of a table; i, o channels in and out, x image side, f
+filter side.
 """
 
 from workers.benchmark.cases.case import FULL, QUICK, Definition, Sizes, zero
@@ -19,7 +20,16 @@ def _attention_flops(s: Sizes) -> float:
 
 def _attention(s: Sizes) -> str:
     what = "prefill" if s["t"] == s["s"] else "decode"
-    return f"{what}-b{s['b']}-h{s['h']}-s{s['s']}-d{s['d']}"
+    groups = f"-g{s['g']}" if "g" in s else ""
+    return f"{what}-b{s['b']}-h{s['h']}{groups}-s{s['s']}-d{s['d']}"
+
+
+def key_heads(s: Sizes) -> int:
+    return s.get("g", s["h"])
+
+
+WIDE = ({"r": 1, "c": 5120}, {"r": 4096, "c": 5120}, {"r": 1024, "c": 131072})
+"""Rows that kernels find hard: a single one, a width that is not a power of two, and wider than one program's part."""
 
 
 def _by_rows(name: str, about: str, flops_per_value: float, reads: float, *, depth_of_rows: bool = True) -> Definition:
@@ -32,7 +42,7 @@ def _by_rows(name: str, about: str, flops_per_value: float, reads: float, *, dep
         roundings=lambda s: 3,
         shapes={
             QUICK: ({"r": 256, "c": 4096},),
-            FULL: tuple({"r": 4096, "c": c} for c in (1024, 4096, 16384, 65536)),
+            FULL: (*({"r": 4096, "c": c} for c in (1024, 4096, 16384, 65536)), *WIDE),
         },
         variant=_rows, cold=True,
     )  # fmt: skip
@@ -55,6 +65,18 @@ OPERATIONS = (
         variant=lambda s: f"{s['m']}x{s['k']}x{s['n']}",
     ),
     Definition(
+        "matmul-vec", "operation", "a product of a matrix [m, k] and a vector [k]",
+        flops=lambda s: 2 * s["m"] * s["k"],
+        elements=lambda s: s["m"] * s["k"] + s["k"] + s["m"],
+        depth=lambda s: s["k"],
+        roundings=lambda s: 1,
+        shapes={
+            QUICK: ({"m": 2048, "k": 2048},),
+            FULL: ({"m": 4096, "k": 4096}, {"m": 14336, "k": 4096}, {"m": 128256, "k": 4096}),
+        },
+        variant=lambda s: f"{s['m']}x{s['k']}", cold=True,
+    ),
+    Definition(
         "convolution", "operation", "a 2-D convolution of images [b, i, x, x] with filters [o, i, f, f], same padding",
         flops=lambda s: 2 * s["b"] * s["x"] ** 2 * s["o"] * s["i"] * s["f"] ** 2,
         elements=lambda s: s["b"] * s["x"] ** 2 * (s["i"] + s["o"]) + s["o"] * s["i"] * s["f"] ** 2,
@@ -73,7 +95,7 @@ OPERATIONS = (
     Definition(
         "attention", "operation", "scaled dot products: prefill is causal with t = s, decode has one query token",
         flops=_attention_flops,
-        elements=lambda s: s["b"] * s["h"] * s["d"] * (2 * s["t"] + 2 * s["s"]),
+        elements=lambda s: 2 * s["b"] * s["d"] * (s["h"] * s["t"] + key_heads(s) * s["s"]),
         depth=lambda s: s["s"],
         roundings=lambda s: 3,
         shapes={
@@ -84,9 +106,35 @@ OPERATIONS = (
             FULL: (
                 *({"b": 2, "h": 32, "t": t, "s": t, "d": 128} for t in (1024, 4096)),
                 {"b": 32, "h": 32, "t": 1, "s": 4096, "d": 128},
+                {"b": 2, "h": 32, "g": 8, "t": 4096, "s": 4096, "d": 128},
+                {"b": 32, "h": 32, "g": 8, "t": 1, "s": 4096, "d": 128},
             ),
         },
         variant=_attention,
+    ),
+    Definition(
+        "attention-scores", "operation", "q · k / sqrt(d) of each query and key token",
+        flops=lambda s: 2 * s["b"] * s["h"] * s["t"] * s["s"] * s["d"],
+        elements=lambda s: s["b"] * s["h"] * (s["d"] * (s["t"] + s["s"]) + s["t"] * s["s"]),
+        depth=lambda s: s["d"],
+        roundings=lambda s: 2,
+        shapes={
+            QUICK: ({"b": 4, "h": 8, "t": 1, "s": 1024, "d": 64}, {"b": 1, "h": 8, "t": 256, "s": 256, "d": 64}),
+            FULL: ({"b": 32, "h": 32, "t": 1, "s": 4096, "d": 128}, {"b": 2, "h": 32, "t": 1024, "s": 1024, "d": 128}),
+        },
+        variant=lambda s: f"b{s['b']}-h{s['h']}-t{s['t']}-s{s['s']}-d{s['d']}",
+    ),
+    Definition(
+        "weighted-sum", "operation", "the sum of t rows of [t, c], each with a weight",
+        flops=lambda s: 2 * s["t"] * s["c"],
+        elements=lambda s: s["t"] + s["t"] * s["c"] + s["c"],
+        depth=lambda s: s["t"],
+        roundings=lambda s: 1,
+        shapes={
+            QUICK: ({"t": 2048, "c": 2048},),
+            FULL: ({"t": 4096, "c": 128}, {"t": 4096, "c": 4096}, {"t": 65536, "c": 4096}),
+        },
+        variant=lambda s: f"{s['t']}x{s['c']}", cold=True,
     ),
     _by_rows("rmsnorm", "root-mean-square norm of rows [r, c] with a weight", 4, 2),
     _by_rows("layernorm", "layer norm of rows [r, c] with weight and bias", 8, 2),
@@ -132,6 +180,11 @@ OPERATIONS = (
         variant=lambda s: f"t{s['t']}-v{s['v']}", index_bytes=lambda s: 8 * s["t"], cold=True,
     ),
 )  # fmt: skip
+KERNEL_OPERATIONS = (
+    *("matmul", "matmul-vec", "attention", "attention-scores", "weighted-sum"),
+    *("rmsnorm", "layernorm", "softmax", "silu", "swiglu", "rope"),
+)
+"""Operations that kernels implement (workers/kernels): the suite `kernels`."""
 
 
 MIB = 1 << 20
