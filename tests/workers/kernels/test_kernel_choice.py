@@ -19,6 +19,7 @@ from workers.kernels.dispatch import tuner
 from workers.kernels.dispatch.classes import shape_class
 from workers.kernels.dispatch.fastest import Fastest
 from workers.kernels.dispatch.kernel_choice import get_kernels_info
+from workers.kernels.dispatch.probes import Probe
 from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, fastest_choices, software_of
 from workers.kernels.implementations import numpy as reference
 from workers.measurement import measurement_files
@@ -288,6 +289,38 @@ def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
     found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
     assert found and not any(one.right for one in found)
     assert fastest_choices(found[0].situation.kind, {"toy": found[0].software}) == {}
+
+
+def measured(probe, dtype=torch.float32):
+    from workers.kernels.dispatch import comparison
+
+    found = comparison.measure([(probe, dtype)], [registry.create("toy")], torch.device("cpu"), rounds=6)
+    return {one.situation.gradient: one.right for one in found}
+
+
+def test_gradients_of_rope_are_measured_although_its_kernel_is_the_forwards(home, outside):
+    assert measured(Probe("apply_rope", ((1, 2, 9, 16), (9, 8), (9, 8)))) == {False: True, True: True}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_tuning_checks_gradients_too(home, outside, monkeypatch, dtype):
+    gradients = {
+        "rmsnorm": Probe("rmsnorm", ((70, 130), (130,))), "layernorm": Probe("layernorm", ((70, 130), (130,), (130,))),
+        "softmax": Probe("softmax", ((70, 130),)), "silu": Probe("silu", ((70, 130),)),
+        "swiglu": Probe("swiglu", ((70, 130), (70, 130))),
+        "attention": Probe("attention", ((1, 4, 9, 16), (1, 2, 9, 16), (1, 2, 9, 16)), causal=True),
+    }  # fmt: skip
+    monkeypatch.setattr(registry.load("toy"), "own_gradients", frozenset(gradients))
+    for probe in gradients.values():
+        assert measured(probe, dtype) == {False: True, True: True}
+    right = registry.load("toy")._rmsnorm_backward
+
+    def loses_a_row(self, g, x, *rest):
+        grad, weight = right(self, g, x, *rest)
+        return grad, weight - g[-1] * x[-1]
+
+    monkeypatch.setattr(registry.load("toy"), "_rmsnorm_backward", loses_a_row)
+    assert measured(gradients["rmsnorm"], dtype) == {False: True, True: False}
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,13 @@ from workers.measurement.timing import Timer
 from workers.measurement.timing_comparison import compare_timings
 
 ROUNDS = 9
+GRADIENT_ROUNDINGS = 2.0
+"""Further roundings in a gradient: of the forward's result, and of the result's gradient."""
 ResultCallback = Callable[[KernelMeasurement], None]
 Call = Callable[..., Any]
+Check = Callable[[Any, Probe, Arguments], bool]
+OWN_IN_REVERSE = frozenset({"apply_rope"})
+"""Operations whose gradient every implementation computes with its forward's kernel."""
 
 
 def tune(
@@ -37,9 +42,9 @@ def tune(
 ) -> list[KernelMeasurement]:
     """Measure operations (default: all) with `kernels` (default: all that compute on `device` and are not interpreted).
 
-    Each is measured in several sizes, forward and backward, and, if `compiled`, inside torch.compile. Results are
-    checked against float64 first: wrong ones are stored as wrong and not timed. torch and the kernels are timed
-    alternately with the device's clock.
+    Each is measured in several sizes, forward and backward, and, if `compiled`, inside torch.compile. Results and
+    gradients are checked against float64 first: wrong ones are stored as wrong and not timed. torch and the kernels are
+    timed alternately with the device's clock.
 
     Discards everything torch.compile has compiled in this process, so call it in a separate process. Raises UserError
     for unknown names, KernelsUnavailable for named kernels that cannot compute here.
@@ -121,10 +126,10 @@ class _ProbeMeasurement:
 
     def results(self, compiled: bool) -> Iterator[KernelMeasurement]:
         """Measure forward, its own backward if it has one, and inside torch.compile if it is faster outside."""
-        forward = self.measure(_forward, check=True)
+        forward = self.measure(_forward, check=_is_correct)
         yield forward
-        if forward.right and self.probe.operation in self.kernels.own_gradients:
-            yield self.measure(_backward, gradient=True)
+        if forward.right and self.probe.operation in self.kernels.own_gradients | OWN_IN_REVERSE:
+            yield self.measure(_backward, gradient=True, check=_are_gradients_correct)
         if compiled and forward.low > 1 and self.probe.operation in _OPERATORS:
             torch.compiler.reset()
             yield self.measure(_inside_compile, inside=True)
@@ -135,7 +140,7 @@ class _ProbeMeasurement:
         *,
         gradient: bool = False,
         inside: bool = False,
-        check: bool = False,
+        check: Check | None = None,
     ) -> KernelMeasurement:
         """Time one comparison. An implementation that overwrites its arguments is wrong."""
         shapes = (*self.probe.shapes, ())
@@ -148,7 +153,7 @@ class _ProbeMeasurement:
             arguments = self.probe.arguments(self.dtype, self.kernels.device)
             before = [tensor_digest(one) for one in arguments]
             baseline, candidate = make(self.kernels, self.probe, arguments)
-            if check and not _is_correct(candidate(), self.probe, arguments):
+            if check and not check(candidate(), self.probe, arguments):
                 return wrong
             ratio = compare_timings(baseline, candidate, self.timer, self.rounds).ratio
             if before != [tensor_digest(one) for one in arguments]:
@@ -171,17 +176,28 @@ def _forward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Ca
 
 def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
     """Return functions that compute only the gradients, from a forward that has already been computed."""
-    learning = tuple(one.detach().requires_grad_() for one in arguments)
-    result = probe.plain(*learning)
-    grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype).to(result.device)
-    method = getattr(kernels, f"{probe.operation}_backward")
-    options = probe.options
-    first = (result.detach(),) if probe.operation == "softmax" else arguments
-    if probe.operation == "attention":
+    learning = _learning(probe, arguments)
+    result, wanted = probe.plain(*learning), [one for one in learning if one.requires_grad]
+    grad = _result_gradient(result.shape, result.dtype).to(result.device)
+    method, options = getattr(kernels, f"{probe.operation}_backward"), probe.options
+    first: Any = arguments
+    if probe.operation == "softmax":
+        first = (result.detach(),)
+    elif probe.operation == "apply_rope":
+        first = arguments[1:]
+    elif probe.operation == "attention":
         first = (*arguments, *kernels.attention(*arguments, **options, return_lse=True))
-    return lambda: torch.autograd.grad(result, learning, grad, retain_graph=True), lambda: method(
-        grad, *first, **options
-    )
+    return lambda: torch.autograd.grad(result, wanted, grad, retain_graph=True), lambda: method(grad, *first, **options)
+
+
+def _learning(probe: Probe, tensors: Arguments) -> Arguments:
+    """Return the tensors with gradients; the tables of apply_rope have none."""
+    count = 1 if probe.operation == "apply_rope" else len(tensors)
+    return tuple(one.detach().requires_grad_(number < count) for number, one in enumerate(tensors))
+
+
+def _result_gradient(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def _inside_compile(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
@@ -215,6 +231,20 @@ def _is_correct(actual: Tensor, probe: Probe, arguments: Arguments) -> bool:
     expected = getattr(reference, probe.operation)(*wide, **probe.options)
     rounding = accuracy.Rounding(actual.dtype, probe.depth, probe.roundings)
     return bool(accuracy.measure(actual.cpu(), expected.to(actual.dtype), rounding)["ok"])
+
+
+def _are_gradients_correct(actual: Any, probe: Probe, arguments: Arguments) -> bool:
+    """Return whether gradients agree with those of autograd in float64, where sums over rows may be the longest."""
+    learning = _learning(probe, tuple(one.cpu().double() for one in arguments))
+    result, dtype = probe.plain(*learning), arguments[0].dtype
+    grad = _result_gradient(result.shape, dtype).double()
+    expected = torch.autograd.grad(result, [one for one in learning if one.requires_grad], grad)
+    depth = max(probe.depth, probe.shapes[0][-2])
+    rounding = accuracy.Rounding(dtype, depth, probe.roundings + GRADIENT_ROUNDINGS)
+    return all(
+        accuracy.measure(one.cpu(), want.to(one.dtype), rounding)["ok"]
+        for one, want in zip(actual if isinstance(actual, tuple) else (actual,), expected, strict=True)
+    )
 
 
 _OPERATORS: dict[str, Call] = {
