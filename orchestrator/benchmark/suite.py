@@ -112,9 +112,7 @@ def groups(benchmark: BenchmarkRequest) -> tuple[CaseGroup, ...]:
     for case in catalogue.choose(benchmark.cases, benchmark.scale):
         is_transfer = case.definition.family == "transfer"
         settings = (
-            (MeasurementSettings("fp32", "O1", "hot"),)
-            if is_transfer
-            else tuple(_all_settings(benchmark, case.definition.cold))
+            (MeasurementSettings("fp32", "O1", "hot"),) if is_transfer else tuple(_all_settings(benchmark, case.cold))
         )
         result.append(CaseGroup(case.name, case.to_plain() | {"scale": benchmark.scale}, settings))
     return tuple(result)

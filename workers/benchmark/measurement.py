@@ -13,6 +13,7 @@ from torch import Tensor
 from cluster.errors import UserError
 from workers.benchmark.cases import reference
 from workers.benchmark.cases.case_builder import BuiltCase
+from workers.benchmark.cases.gradients import Gradients, flatten, gradients_in
 from workers.benchmark.repeated_call import RepeatedCall
 from workers.devices.backends.base import BaseBackend
 from workers.devices.backends.device_transfer import tensors_of
@@ -42,7 +43,7 @@ class Unsupported(Exception):
 @dataclass(frozen=True, slots=True)
 class CaseSettings:
     """Settings of one measurement: `precision` is fp32, bf16 or fp16, `regime` hot or cold, `kernels` the name of a
-    kernel back end, or ""."""
+    kernel back end, or "". `backward`: only the gradients of an operation are measured."""
 
     case: str
     precision: str = "fp32"
@@ -54,6 +55,7 @@ class CaseSettings:
     flops: float = 0.0
     is_model: bool = False
     kernels: str = ""
+    backward: bool = False
 
 
 @dataclass(slots=True)
@@ -180,6 +182,8 @@ class _DeviceCase:
 def _prepare(
     settings: CaseSettings, built: BuiltCase, sample: Sample, backend: BaseBackend, dtype: torch.dtype
 ) -> _DeviceCase:
+    if settings.backward:
+        return _backward(settings, built, sample, backend, dtype)
     if not settings.kernels:
         return (_training if settings.train else _forward)(settings, built, sample, backend, dtype)
     from workers.benchmark import kernel_measurement
@@ -205,6 +209,32 @@ def _forward(
             return prepared.model(*call_inputs.args, **call_inputs.kwargs)
 
     return _DeviceCase(with_inputs, inputs, prepared.applied, prepared.skipped, prepared.model)
+
+
+def _backward(
+    settings: CaseSettings, built: BuiltCase, sample: Sample, backend: BaseBackend, dtype: torch.dtype
+) -> _DeviceCase:
+    """Prepare the gradients of an operation, after one forward. torch's kernels are those that autograd calls."""
+    from workers.benchmark import kernel_measurement
+
+    if OptimizationLevel.from_string(settings.level) >= O2:
+        raise Unsupported(f"a backward alone is measured at O0 and O1 only: {settings.level} compiles the model")
+    inputs, synchronize = backend.to_device(sample), None
+    applied = [f"kernels: {settings.kernels}" if settings.kernels else "placement"]
+    if settings.kernels in ("", "torch"):
+        assert isinstance(built.module, Gradients)
+        gradients: Callable[[Tensor], Any] = built.module.prepare(*inputs.args[1:])
+    else:
+        kernels = kernel_measurement.create_kernels(settings, backend, dtype)
+        gradients, synchronize = kernel_measurement.make_backward(settings, inputs, kernels), kernels.synchronize
+    return _DeviceCase(
+        lambda call_inputs: gradients(call_inputs.args[0]),
+        inputs,
+        applied,
+        {},
+        synchronize=synchronize,
+        to_host=flatten,
+    )
 
 
 def _training(
@@ -253,12 +283,22 @@ def _check_accuracy(
         return {"ok": None, "reason": f"not checked: {expected.reason}"}
     times = 3 if settings.train else 1  # backward and the step follow the forward
     rounding = accuracy.Rounding(dtype, times * settings.depth, times * settings.roundings)
-    if not settings.train:
+    if settings.backward:
+        result = _check_each_gradient(first, expected.output, rounding)
+    elif not settings.train:
         result = accuracy.measure(ready.to_host(first), expected.output, rounding)
     else:
         result = _check_gradients(ready.parameters, expected, rounding)
         result["loss"], result["loss_reference"] = float(first.detach().cpu()), float(expected.output)
     return result | {"reference": f"cpu {expected.dtype}"}
+
+
+def _check_each_gradient(first: Any, expected: Tensor, rounding: accuracy.Rounding) -> dict[str, Any]:
+    """Compare each gradient at its own scale: those of weights are sums over all rows. Return the worst."""
+    actual = [flatten(one) for one in gradients_in(first)]
+    parts = torch.split(expected, [len(one) for one in actual])
+    results = [accuracy.measure(one, part, rounding) for one, part in zip(actual, parts, strict=True)]
+    return max(results, key=lambda one: (not one["ok"], one.get("scaled", 0.0))) | {"of": "gradients"}
 
 
 def _check_gradients(

@@ -186,8 +186,7 @@ class Session:
         is_model = case.definition.family == "model"
         settings = CaseSettings(
             case.name, request["precision"], request["level"], request.get("regime", "hot"), case.mode == "train",
-            case.definition.depth(case.sizes), case.definition.roundings(case.sizes), case.flops, is_model,
-            request.get("kernels", ""),
+            case.depth, case.roundings, case.flops, is_model, request.get("kernels", ""), case.mode == "backward",
         )  # fmt: skip
         return preparation.prepare_case(
             settings, build(case, self._seed), self._backend, self._timer, self._cache_bytes

@@ -10,7 +10,7 @@ from workers.benchmark.cases import catalogue
 from workers.benchmark.cases.case import FULL, QUICK, Case
 from workers.benchmark.cases.case_builder import build
 from workers.benchmark.cases.operations import KERNEL_OPERATIONS
-from workers.benchmark.kernel_measurement import METHODS
+from workers.benchmark.kernel_measurement import BACKWARDS, METHODS
 
 QUICK_CASES = [case for case in catalogue.cases(QUICK) if case.definition.family != "transfer"]
 COUNTED = [case for case in QUICK_CASES if case.mode == "forward" and case.definition.name in (
@@ -52,6 +52,9 @@ def test_every_case_moves_bytes_and_is_built_alike_from_one_seed(case):
         (["smoke", "mlp"], "memory-copy/64MiB", 9),
         (["all"], "all-reduce/4MiB-2ranks", 38),
         (["kernels"], "weighted-sum/2048x2048", 15),
+        (["backward"], "attention/backward/prefill-b1-h8-s256-d64", 11),
+        (["softmax", "rope/backward"], "rope/backward/b1-h8-t512-d64", 2),
+        (["*/backward/256x4096"], "rmsnorm/backward/256x4096", 5),
     ],
 )
 def test_cases_are_chosen_by_suite_workload_name_and_pattern(patterns, some, count):
@@ -61,6 +64,18 @@ def test_cases_are_chosen_by_suite_workload_name_and_pattern(patterns, some, cou
 
 def test_the_suite_of_kernels_is_what_they_implement():
     assert set(KERNEL_OPERATIONS) == set(METHODS)
+    assert {case.definition.name for case in catalogue.choose(["backward"])} == set(BACKWARDS)
+
+
+@pytest.mark.parametrize("case", catalogue.choose(["backward"]), ids=lambda case: case.name)
+def test_gradients_read_and_write_what_their_formula_says(case):
+    built = build(case, 0)
+    grad, *inputs = built.sample.args
+    learned = inputs[: len(inputs) - built.module.tables]
+    moved = sum(t.nbytes for t in learned) + grad.nbytes + 4 * len(built.module(grad, *inputs))
+    moved += grad.nbytes if case.definition.name == "attention" else 0  # its result is read, too
+    moved -= grad.nbytes if case.definition.name == "rope" else 0  # its input is not
+    assert case.bytes(4) == pytest.approx(moved, rel=0.01)
 
 
 def test_grouped_queries_share_keys_and_move_fewer_bytes():

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cluster.errors import FleetError, UserError
+from workers import kernels as registry
 from workers.benchmark import measurement, session_server
 from workers.benchmark.cases import catalogue
 from workers.benchmark.session import Session, first_dimension
@@ -187,6 +188,23 @@ def test_an_operation_by_kernels_is_held_to_the_same_reference(case):
         assert told["inputs_sha256"] == plain["inputs_sha256"]
         assert told["timer"] == "host clock, synchronised"
         assert session.handle({"do": "run", "measurement": "a"})["single_call_s"] > 0
+
+
+@pytest.mark.parametrize("case", catalogue.choose(["backward"]), ids=lambda case: case.name)
+def test_gradients_of_an_operation_are_measured_without_its_forward(case, absent):
+    if reason := registry.unavailable_reason("cpu"):
+        absent("compiler", reason)
+    with backends.create("cpu") as backend:
+        session = Session(backend)
+        for precision in ("fp32", "bf16"):
+            plain, told = (opened(session, case.name, precision=precision, **g) for g in ({}, {"kernels": "cpu"}))
+            assert plain["accuracy"]["ok"] is True
+            if case.definition.name == "attention":
+                assert "have no kernel of their own for the gradients of attention" in told["unsupported"]
+            else:
+                assert told["accuracy"]["ok"] is True and told["inputs_sha256"] == plain["inputs_sha256"]
+        assert session.handle({"do": "run", "measurement": "a"})["single_call_s"] > 0
+        assert "O2 compiles the model" in opened(session, case.name, level="O2")["unsupported"]
 
 
 def test_cold_caches_and_bfloat16_are_measured_by_kernels_too():

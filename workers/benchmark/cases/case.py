@@ -23,7 +23,8 @@ class Definition:
     must be read from or written to the device's memory at least once; `index_bytes` those of a fixed dtype, such as
     token ids. `depth` is the length of the longest chain of additions and `roundings` the number of successive results:
     errors grow with their square roots. One call processes `items` of the unit `item`. `cold`: cold caches are
-    measured too.
+    measured too. `backward`: as `elements`, of the gradients of an operation's inputs; None if only its forward is a
+    case.
     """
 
     name: str
@@ -39,11 +40,14 @@ class Definition:
     items: Formula = lambda sizes: 1
     index_bytes: Formula = zero
     cold: bool = False
+    backward: Formula | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A definition with values for its sizes: `matmul/1024`. `mode` is "forward" or, for models, "train"."""
+    """A definition with values for its sizes: `matmul/1024`. `mode` is "forward", for models also "train", for
+    operations also "backward".
+    """
 
     definition: Definition
     sizes: Mapping[str, int]
@@ -51,20 +55,37 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name of the case: workload and shape; for a model also the mode between them."""
+        """Name of the case: workload and shape; between them the mode of a model, and `backward` of an operation."""
         variant = self.definition.variant(self.sizes)
-        middle = f"/{self.mode}" if self.definition.family == "model" else ""
+        middle = f"/{self.mode}" if self.definition.family == "model" or self.mode != "forward" else ""
         return f"{self.definition.name}{middle}/{variant}"
 
     @property
     def flops(self) -> float:
         """Operations of one call. A training step counts as three forwards: backward has two products for each one."""
-        return self.definition.flops(self.sizes) * (3 if self.mode == "train" else 1)
+        return self.definition.flops(self.sizes) * {"train": 3, "backward": 2}.get(self.mode, 1)
 
     def bytes(self, itemsize: int) -> float:
         """Minimum memory traffic of one call. Training reads weights and activations again and writes gradients."""
+        if self.mode == "backward" and self.definition.backward is not None:
+            return self.definition.backward(self.sizes) * itemsize
         moved = self.definition.elements(self.sizes) * itemsize + self.definition.index_bytes(self.sizes)
         return moved * (3 if self.mode == "train" else 1)
+
+    @property
+    def cold(self) -> bool:
+        """Whether cold caches are measured too."""
+        return self.definition.cold and self.mode == "forward"
+
+    @property
+    def depth(self) -> float:
+        """Longest chain of additions. A gradient may be summed over any of the sizes."""
+        return max(self.sizes.values()) if self.mode == "backward" else self.definition.depth(self.sizes)
+
+    @property
+    def roundings(self) -> float:
+        """Number of successive results. A gradient has two more: the forward's result, and its gradient."""
+        return self.definition.roundings(self.sizes) + (2 if self.mode == "backward" else 0)
 
     @property
     def items(self) -> float:

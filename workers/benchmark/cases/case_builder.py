@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from workers.benchmark.cases import networks
 from workers.benchmark.cases.case import Case, Sizes
+from workers.benchmark.cases.gradients import Gradients, random_gradient
 from workers.benchmark.cases.models import dlrm_widths, mlp_widths
 from workers.benchmark.cases.networks import Sizes as TransformerSizes
 from workers.benchmark.cases.operations import key_heads
@@ -36,6 +37,9 @@ def build(case: Case, seed: int) -> BuiltCase:
         module, inputs, loss = _MODELS[case.definition.name](case.sizes)
         return BuiltCase(module, Sample(inputs, {}), loss)
     function, inputs = _OPERATIONS[case.definition.name](case.sizes)
+    if case.mode == "backward":
+        module = Gradients(case.definition.name, function)
+        return BuiltCase(module, Sample((random_gradient(function, inputs), *inputs), {}), mean_square)
     return BuiltCase(Operation(function), Sample(inputs, {}), mean_square)
 
 
@@ -76,10 +80,10 @@ def _convolution(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
 
 
 def _attention(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
-    options = {"is_causal": s["t"] == s["s"]} | ({"enable_gqa": True} if "g" in s else {})
+    causal, grouped = s["t"] == s["s"], "g" in s
     query_shape, key_shape = (s["b"], s["h"], s["t"], s["d"]), (s["b"], key_heads(s), s["s"], s["d"])
     inputs = (torch.randn(query_shape), torch.randn(key_shape), torch.randn(key_shape))
-    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)), inputs
+    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)), inputs
 
 
 def _attention_scores(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:

@@ -9,7 +9,7 @@ from workers.benchmark.cases.models import MODELS
 from workers.benchmark.cases.operations import KERNEL_OPERATIONS, OPERATIONS, TRANSFERS
 
 DEFINITIONS: dict[str, Definition] = {d.name: d for d in (*OPERATIONS, *TRANSFERS, *MODELS)}
-SUITES = ("all", "operations", "models", "transfers", "kernels", "smoke")
+SUITES = ("all", "operations", "models", "transfers", "kernels", "backward", "smoke")
 _SMOKE = ("matmul", "rmsnorm", "attention", "memory-copy", "mlp")
 _FAMILIES = {"operations": "operation", "models": "model", "transfers": "transfer"}
 
@@ -28,12 +28,15 @@ def cases(scale: str = QUICK) -> tuple[Case, ...]:
 
 def modes(definition: Definition, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the modes of a workload: models are also trained, except a decoder that generates token by token."""
+    if definition.backward is not None:
+        return "forward", "backward"
     return ("forward", "train") if definition.family == "model" and "cached" not in sizes else ("forward",)
 
 
 def choose(patterns: Iterable[str], scale: str = QUICK) -> tuple[Case, ...]:
     """Select cases by suite (`operations`), workload (`gpt2`), name (`gpt2/train/b1-t128`) or pattern (`*/train/*`).
 
+    Gradients of operations are selected by `backward`, `softmax/backward`, their names and patterns only.
     Raises NotFound, with the nearest names, for a pattern that matches nothing.
     """
     available = cases(scale)
@@ -58,6 +61,8 @@ def find(name: str) -> Case:
 
 def _matches(pattern: str, case: Case) -> bool:
     definition = case.definition
+    if case.mode == "backward":
+        return pattern == case.mode or _names(pattern, case)
     if pattern == "all":
         return True
     if pattern == "smoke":
@@ -66,8 +71,9 @@ def _matches(pattern: str, case: Case) -> bool:
         return definition.name in KERNEL_OPERATIONS
     if pattern in _FAMILIES:
         return definition.family == _FAMILIES[pattern]
-    return (
-        pattern in (definition.name, case.name)
-        or case.name.startswith(f"{pattern}/")
-        or fnmatchcase(case.name, pattern)
-    )
+    return pattern == definition.name or _names(pattern, case)
+
+
+def _names(pattern: str, case: Case) -> bool:
+    is_start = "/" in pattern and case.name.startswith(f"{pattern}/")
+    return is_start or case.name == pattern or fnmatchcase(case.name, pattern)

@@ -1,8 +1,7 @@
 """Operations and transfers of the catalogue: sizes, and formulas for floating-point operations and bytes.
 
-Letters of sizes: m, k, n of a product; b batch, h query heads, g key heads (as many as h unless given), t query
-tokens, s key tokens, d width of a head; r rows, c columns; v rows of a table; i, o channels in and out, x image side, f
-filter side.
+Letters of sizes: m, k, n of a product; b batch, h query heads, g key heads (by default h), t query tokens, s key
+tokens, d width of a head; r rows, c columns; v rows of a table; i, o channels in and out, x image side, f filter side.
 """
 
 from workers.benchmark.cases.case import FULL, QUICK, Definition, Sizes, zero
@@ -32,8 +31,12 @@ WIDE = ({"r": 1, "c": 5120}, {"r": 4096, "c": 5120}, {"r": 1024, "c": 131072})
 """Rows that kernels find hard: a single one, a width that is not a power of two, and wider than one program's part."""
 
 
-def _by_rows(name: str, about: str, flops_per_value: float, reads: float, *, depth_of_rows: bool = True) -> Definition:
-    """Define an operation on a matrix [r, c] with `reads` memory accesses per value, writes included."""
+def _by_rows(
+    name: str, about: str, flops_per_value: float, reads: float, *, depth_of_rows: bool = True, backward: float = 0
+) -> Definition:
+    """Define an operation on a matrix [r, c] with `reads` memory accesses per value, writes included; `backward` are
+    those of its gradients, 0 if they are no case.
+    """
     return Definition(
         name, "operation", about,
         flops=lambda s: flops_per_value * s["r"] * s["c"],
@@ -44,7 +47,7 @@ def _by_rows(name: str, about: str, flops_per_value: float, reads: float, *, dep
             QUICK: ({"r": 256, "c": 4096},),
             FULL: (*({"r": 4096, "c": c} for c in (1024, 4096, 16384, 65536)), *WIDE),
         },
-        variant=_rows, cold=True,
+        variant=_rows, cold=True, backward=(lambda s: backward * s["r"] * s["c"]) if backward else None,
     )  # fmt: skip
 
 
@@ -63,6 +66,7 @@ OPERATIONS = (
             ),
         },
         variant=lambda s: f"{s['m']}x{s['k']}x{s['n']}",
+        backward=lambda s: 2 * (s["m"] * s["k"] + s["k"] * s["n"]) + s["m"] * s["n"],
     ),
     Definition(
         "matmul-vec", "operation", "a product of a matrix [m, k] and a vector [k]",
@@ -111,6 +115,7 @@ OPERATIONS = (
             ),
         },
         variant=_attention,
+        backward=lambda s: 4 * s["b"] * s["d"] * (s["h"] * s["t"] + key_heads(s) * s["s"]),
     ),
     Definition(
         "attention-scores", "operation", "q · k / sqrt(d) of each query and key token",
@@ -136,11 +141,11 @@ OPERATIONS = (
         },
         variant=lambda s: f"{s['t']}x{s['c']}", cold=True,
     ),
-    _by_rows("rmsnorm", "root-mean-square norm of rows [r, c] with a weight", 4, 2),
-    _by_rows("layernorm", "layer norm of rows [r, c] with weight and bias", 8, 2),
-    _by_rows("softmax", "softmax of rows [r, c]", 5, 2),
-    _by_rows("silu", "x · sigmoid(x) of [r, c]", 4, 2, depth_of_rows=False),
-    _by_rows("swiglu", "silu(gate) · up, of two matrices [r, c]", 5, 3, depth_of_rows=False),
+    _by_rows("rmsnorm", "root-mean-square norm of rows [r, c] with a weight", 4, 2, backward=3),
+    _by_rows("layernorm", "layer norm of rows [r, c] with weight and bias", 8, 2, backward=3),
+    _by_rows("softmax", "softmax of rows [r, c]", 5, 2, backward=3),
+    _by_rows("silu", "x · sigmoid(x) of [r, c]", 4, 2, depth_of_rows=False, backward=3),
+    _by_rows("swiglu", "silu(gate) · up, of two matrices [r, c]", 5, 3, depth_of_rows=False, backward=5),
     _by_rows("elementwise", "a · x + y, of two matrices [r, c]", 2, 3, depth_of_rows=False),
     _by_rows("reduction", "the sum of each row of [r, c]", 1, 1),
     Definition(
@@ -154,6 +159,7 @@ OPERATIONS = (
             FULL: ({"b": 4, "h": 32, "t": 4096, "d": 128},),
         },
         variant=lambda s: f"b{s['b']}-h{s['h']}-t{s['t']}-d{s['d']}", cold=True,
+        backward=lambda s: 2 * s["b"] * s["h"] * s["t"] * s["d"],
     ),
     Definition(
         "embedding", "operation", "t rows of a table [v, c]",

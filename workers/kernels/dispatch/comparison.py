@@ -177,7 +177,7 @@ def _forward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Ca
 def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
     """Return functions that compute only the gradients, from a forward that has already been computed."""
     learning = _learning(probe, arguments)
-    result, wanted = probe.plain(*learning), [one for one in learning if one.requires_grad]
+    result, inputs = probe.plain(*learning), [one for one in learning if one.requires_grad]
     grad = _result_gradient(result.shape, result.dtype).to(result.device)
     method, options = getattr(kernels, f"{probe.operation}_backward"), probe.options
     first: Any = arguments
@@ -187,7 +187,7 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
         first = arguments[1:]
     elif probe.operation == "attention":
         first = (*arguments, *kernels.attention(*arguments, **options, return_lse=True))
-    return lambda: torch.autograd.grad(result, wanted, grad, retain_graph=True), lambda: method(grad, *first, **options)
+    return lambda: torch.autograd.grad(result, inputs, grad, retain_graph=True), lambda: method(grad, *first, **options)
 
 
 def _learning(probe: Probe, tensors: Arguments) -> Arguments:
