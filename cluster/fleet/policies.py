@@ -1,5 +1,6 @@
 """Scheduler of a fleet file: the name of a built-in or an installed policy, and its settings."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -56,10 +57,15 @@ class SchedulerSpec(BaseModel, extra="forbid", frozen=True):
         return {"name": self.policy, **self.model_dump(mode="json", exclude={"policy"})}
 
 
+def scheduler_data(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key `scheduler` of a fleet file for the settings in a fleet's record."""
+    return {"policy" if name == "name" else str(name): value for name, value in settings.items()}
+
+
 def removed_form_error(written: Any) -> WrongValueError:
     """Return the error for the former key `policy` of a fleet file, a name or a mapping, with what to write instead."""
     settings = {"policy": written} if isinstance(written, str) else {}
     if isinstance(written, dict):
-        settings = {"policy" if name == "name" else str(name): value for name, value in written.items()}
+        settings = scheduler_data(written)
     text = ", ".join(f"{name}: {value!s:.60}" for name, value in settings.items()) or f"policy: {BUILTIN[0]}"
     return WrongValueError("is now a field of `scheduler`", f"write scheduler: {{{text}}}", field="policy")

@@ -37,7 +37,7 @@ def up(spec: FleetSpec, visit: HostState, progress: Progress) -> FleetRecord:
         current = fleet_record.read()
         embedded.check_same_fleet(current, spec)
         host = host_record(visit)
-        record = _with_host(current or _new_record(spec), host)
+        record = _with_host(embedded.with_spec(current, spec) if current else _new_record(spec), host)
         try:
             return start(record, host, progress)
         except BaseException:

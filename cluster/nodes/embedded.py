@@ -68,10 +68,7 @@ def up(
         if current is None or current.is_headless:
             interpreters.make_all()
         if current is not None:
-            policy = spec.scheduler.settings()
-            updated = replace(
-                current, accelerator_counts=dict(accelerators), pools=plain_pools(spec), policy_spec=policy
-            )
+            updated = with_spec(replace(current, accelerator_counts=dict(accelerators)), spec)
             return start_with_head(updated, local_spec, interpreters, progress)
         try:
             new_record = _new_record(spec, skipped_pools, accelerators)
@@ -142,8 +139,7 @@ def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None
             record = replace(record, processes=current.processes, joined_dir=current.joined_dir)
             record = replace(record, name=current.name, pools=current.pools, policy_spec=current.policy_spec)
         if spec is not None:
-            policy = spec.scheduler.settings()
-            record = replace(record, name=spec.name, pools=plain_pools(spec), policy_spec=policy)
+            record = with_spec(replace(record, name=spec.name), spec)
         fleet_record.write(record)
         progress(f"using the Ray cluster at {address}")
         return record
@@ -257,6 +253,11 @@ def _differs(record: FleetRecord, spec: FleetSpec) -> bool:
     )
 
 
+def with_spec(record: FleetRecord, spec: FleetSpec) -> FleetRecord:
+    """Return the record with what may change while the fleet is up: the hosts of its pools, and its policy."""
+    return replace(record, pools=plain_pools(spec), policy_spec=spec.scheduler.settings())
+
+
 def plain_projects(spec: FleetSpec) -> dict[str, dict[str, object]]:
     return {name: project.model_dump(mode="json") for name, project in spec.projects.items()}
 
@@ -343,10 +344,13 @@ def declared_nodes(spec: FleetSpec, host: str = "") -> dict[str, tuple[str, str]
 
 def spec_of(record: FleetRecord) -> FleetSpec:
     """Return the spec from which the fleet was started."""
-    if record.host:
-        return local_pools(record.name, record.pools)
+    return local_pools(record.name, record.pools) if record.host else parse_fleet(fleet_data(record))
+
+
+def fleet_data(record: FleetRecord) -> dict[str, Any]:
+    """Return the data of the fleet file from which the fleet was started, except its scheduler."""
     fields = {"pools": record.pools, "head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
-    return parse_fleet({"name": record.name, **fields})
+    return {"name": record.name, **fields}
 
 
 def local_pools(name: str, pools: Mapping[str, Any]) -> FleetSpec:

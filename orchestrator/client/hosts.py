@@ -10,6 +10,7 @@ from cluster import paths
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
 from cluster.fleet.fleet_record import FleetRecord, HostRecord
 from cluster.fleet.fleet_spec import FleetSpec, parse_fleet
+from cluster.fleet.policies import scheduler_data
 from cluster.hosts import fleet, head, pending_stops
 from cluster.nodes import embedded
 from cluster.nodes.ray_head import HEAD
@@ -59,11 +60,11 @@ def add(pool: str, host: str, address: str, devices: int, progress: Progress) ->
     """Add a host to a pool. Raises NotFound for a pool without hosts, SpecError for an invalid host, else as `up`."""
     record = _running_fleet()
     if pool not in record.pools or not record.pools[pool].get("hosts"):
-        with_hosts = [name for name, spec in record.pools.items() if spec.get("hosts")]
-        raise NotFound(f"fleet {record.name!r} has no pool {pool!r} with hosts", nearest(pool, with_hosts))
+        pools = [name for name, spec in record.pools.items() if spec.get("hosts")]
+        raise NotFound(f"fleet {record.name!r} has no pool {pool!r} with hosts", nearest(pool, pools))
     added = {"host": host, "address": address} | ({"devices": devices} if devices else {})
     others = [one for one in record.pools[pool]["hosts"] if one["host"] != host]
-    lifecycle.change(_with_hosts(record, pool, [*others, added]), progress)
+    lifecycle.change(with_hosts(record, pool, [*others, added]), progress)
 
 
 def remove(host: str, progress: Progress) -> None:
@@ -89,14 +90,15 @@ def _running_fleet() -> FleetRecord:
     return record
 
 
-def _with_pools(record: FleetRecord, pools: Data) -> FleetSpec:
-    settings = {"head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
-    return parse_fleet({"name": record.name, "pools": pools, **settings})
-
-
-def _with_hosts(record: FleetRecord, pool: str, hosts: list[Data]) -> FleetSpec:
+def with_hosts(record: FleetRecord, pool: str, hosts: list[Data]) -> FleetSpec:
+    """The running fleet, with these hosts in a pool."""
     pools = record.pools | {pool: record.pools[pool] | {"hosts": hosts}}
     return _with_pools(record, pools)
+
+
+def _with_pools(record: FleetRecord, pools: Data) -> FleetSpec:
+    scheduler = scheduler_data(record.policy_spec)
+    return parse_fleet(embedded.fleet_data(record) | {"pools": pools, "scheduler": scheduler})
 
 
 def _without_host(record: FleetRecord, host: HostRecord) -> FleetSpec:

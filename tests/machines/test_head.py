@@ -34,6 +34,14 @@ def ticks(fleet: Fleet, job: str) -> int:
     return int(lines[-1]) if lines else 0
 
 
+def test_a_host_is_removed_and_added_where_another_has_the_head(led: Fleet):
+    led.user("hosts", "remove", "m3")
+    assert [row["host"] for row in led.listed()] == ["m2"]
+    led.user("hosts", "add", "far", "m3", "--address", led.m3.address)
+    wait(led.all_ready)
+    assert led.user.states().keys() == {"far-m2", "far-m3"}
+
+
 def test_a_host_has_the_head_which_comes_back_with_its_cluster_and_down_leaves_nothing(led: Fleet, bed: Bed):
     address = led.user.told("status")["fleet"]["address"]
     assert address.startswith(f"{led.m2.address}:") and led.user.states().keys() == {"far-m2", "far-m3"}
