@@ -7,6 +7,7 @@ The machine may have none of our code yet. The sender writes a line before this 
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -61,13 +62,16 @@ def main() -> dict[str, object]:
     user_home = Path.home()
     base = Path(os.environ.get("XDG_CACHE_HOME") or user_home / ".cache")
     cache = Path(os.environ.get("POLYFLEET_CACHE") or base / "polyfleet")
-    home = user_home / ".polyfleet" / "hosts" / REQUEST["identity"]
+    hostname = socket.gethostname()
+    # Hosts may have one home, on a network file system: each needs a folder of its own.
+    home = user_home / ".polyfleet" / "hosts" / REQUEST["identity"] / (re.sub(r"[^A-Za-z0-9_-]", "-", hostname) or "-")
     environments = sorted(p.parent.name for p in (cache / "environments").glob("*/.complete")) if cache.is_dir() else []
     return {
         "system": platform.system(),
         "machine": platform.machine(),
         "release": platform.release(),
-        "hostname": socket.gethostname(),
+        "hostname": hostname,
+        "boot": text(Path("/proc/sys/kernel/random/boot_id")),
         "python": sys.executable,
         "implementation": platform.python_implementation(),
         "python_version": platform.python_version(),

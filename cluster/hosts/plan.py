@@ -17,14 +17,16 @@ CODE_BYTES = GB // 100
 class HostFacts:
     """Facts of a host, as reported by `host_facts.py`.
 
-    `absent` are the interpreters of its pools that it does not have; `has_port`: the requested port is free. Times are
-    seconds since 1970, and `skew_s` is how far its clock is ahead of ours.
+    `absent` are the interpreters of its pools that it does not have; `has_port`: the requested port is free. `boot`
+    differs between machines and between their boots, "" if unknown. Times are seconds since 1970, and `skew_s` is how
+    far its clock is ahead of ours.
     """
 
     system: str
     machine: str
     release: str
     hostname: str
+    boot: str
     python: str
     implementation: str
     python_version: str

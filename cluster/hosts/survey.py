@@ -73,7 +73,26 @@ def survey(spec: FleetSpec) -> list[HostState]:
     _check_ssh_files(spec)
     exported = code_export.export()
     request = {"identity": identity.fleet_identity(home()), "code": exported.name}
-    return map_in_threads(visits(spec), lambda visit: _inspect(visit, request))
+    return check_distinct(map_in_threads(visits(spec), lambda visit: _inspect(visit, request)))
+
+
+def check_distinct(visits: list[HostState]) -> list[HostState]:
+    """Return the hosts; a name of a machine that another name before it has already has an `error`.
+
+    Its devices would belong to two nodes. Containers of one machine have different host names.
+    """
+    first_names: dict[tuple[str, str], str] = {}
+    return [_check_first(visit, first_names) for visit in visits]
+
+
+def _check_first(visit: HostState, first_names: dict[tuple[str, str], str]) -> HostState:
+    if visit.facts is None or not visit.facts.boot:
+        return visit
+    name = first_names.setdefault((visit.facts.boot, visit.facts.hostname), visit.request.host)
+    if name == visit.request.host:
+        return visit
+    message = f"hosts {name} and {visit.request.host} are the same machine, {visit.facts.hostname}"
+    return visit.with_error(UserError(message, "write the same name for it everywhere in the fleet file"))
 
 
 def _check_ssh_files(spec: FleetSpec) -> None:

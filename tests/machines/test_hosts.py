@@ -272,6 +272,10 @@ REFUSED: dict[str, tuple[Callable[[Fleet], Any], str]] = {
     "a key that is not accepted": (lambda lab: lab.write_ssh(key=lab.bed.stranger.file), "refuses our key"),
     "a host key that is not known": (lambda lab: lab.write_ssh(known=False), "is not in any known_hosts file"),
     "a host key that has changed": (lambda lab: lab.m2.change_host_key(), "is not the one in known_hosts"),
+    "two names of one machine": (
+        lambda lab: lab.write(lab.host(lab.m2), {"host": lab.m2.address, "address": lab.m2.address}, name="x"),
+        "are the same machine, m2",
+    ),
     "no Python": (lambda lab: lab.m2.hide_python(), "has no Python 3."),
     "a disk that is full": (lambda lab: lab.m2.fill_disk(), "GB are free"),
     "an interpreter that is not there": (
@@ -324,6 +328,26 @@ def test_a_fleet_comes_up_with_the_hosts_it_needs_and_not_with_fewer(lab: Fleet,
     assert lab.user.states() == {"near-0": "ready", "far-m2": "ready"}
     lab.m3.boot()
     lab.user("down")
+
+
+def test_hosts_with_one_home_have_nodes_of_their_own(lab: Fleet, bed: Bed):
+    """As on a network file system: records, logs and attempts of one host are not those of another."""
+    lab.user("down", check=False)
+    own = lab.m3.disk
+    try:
+        lab.m3.power_off()
+        lab.m3.disk = lab.m2.disk
+        lab.m3.boot()
+        lab.user("up", "--file", lab.write(lab.host(lab.m2), lab.host(lab.m3)))
+        assert lab.user.states() == {"near-0": "ready", "far-m2": "ready", "far-m3": "ready"}
+        job = lab.user.ended(lab.submitted("hostname; sleep 1", pool="far", nodes=2))
+        assert set(lab.user("logs", job["id"]).stdout.split()) >= {"m2", "m3"}
+        lab.user("down")
+        assert lab.raylet(lab.m2) == lab.raylet(lab.m3) == ""
+    finally:
+        lab.m3.power_off()
+        lab.m3.disk = own
+        lab.m3.boot()
 
 
 def test_ranks_run_from_their_pool_s_python_without_ray_on_a_node_that_runs_from_another(lab: Fleet, bed: Bed):

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 from cluster.environments.recipes import CPUBuild, Recipe
+from cluster.errors import UserError
 from cluster.hosts.plan import GB, HostRequest, make_plan, parse_facts
+from cluster.hosts.ssh import Remote
+from cluster.hosts.survey import HostState, check_distinct
 
 TOLD = {
-    "system": "Linux", "machine": "x86_64", "release": "6.1", "hostname": "a", "python": "/usr/bin/python3",
+    "system": "Linux", "machine": "x86_64", "release": "6.1", "hostname": "a", "boot": "b", "python": "/usr/bin/python",
     "implementation": "CPython", "python_version": "3.11.7", "platform": "linux-x86_64", "has_venv": True, "user": 0,
     "cores": 8, "time_s": 1000.0, "home": "/h", "cache": "/c", "home_free_bytes": 9 * GB, "cache_free_bytes": 9 * GB,
     "home_writable": True, "environments": [], "has_code": False, "has_address": True, "has_port": True, "record": "",
@@ -75,3 +78,33 @@ def test_a_clock_is_compared_with_the_middle_of_the_question():
     ahead = make_plan(WANTED, parse_facts(TOLD, 989.0, 991.0), ())
     assert ahead.warnings == ("its clock is 10 s ahead of this machine's: times in its logs are off by that",)
     assert "behind" in make_plan(WANTED, parse_facts(TOLD, 1009.0, 1011.0), ()).warnings[0]
+
+
+def host(name: str, **facts: str) -> HostState:
+    return HostState(replace(WANTED, name=name, host=name), Remote(name), (), replace(FOUND, **facts))
+
+
+def errors(*hosts: HostState) -> list[str]:
+    return [str(one.error or "") for one in check_distinct(list(hosts))]
+
+
+def test_a_machine_with_two_names_is_told_by_both():
+    [first, second] = check_distinct([host("gpu-a", hostname="a"), host("10.0.0.8", hostname="a")])
+    assert first.error is None
+    assert isinstance(second.error, UserError) and second.error.message == (
+        "hosts gpu-a and 10.0.0.8 are the same machine, a"
+    )
+
+
+def test_machines_with_one_host_name_and_containers_of_one_machine_are_not_the_same():
+    assert errors(host("x", boot="1"), host("y", boot="2")) == ["", ""]
+    assert errors(host("x", hostname="x"), host("y", hostname="y")) == ["", ""]
+
+
+def test_machines_of_which_no_boot_is_known_count_as_different():
+    assert errors(host("x", boot=""), host("y", boot="")) == ["", ""]
+
+
+def test_a_host_that_could_not_be_looked_at_keeps_its_own_error():
+    lost = replace(host("y"), facts=None, error=UserError("host y cannot be reached", ""))
+    assert errors(host("x"), lost) == ["", "host y cannot be reached"]
