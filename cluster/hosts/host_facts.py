@@ -49,13 +49,24 @@ def is_writable(path: Path) -> bool:
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
+MODULES = {
+    "nvidia": ("nvidia", "nvgpu"),
+    "amd": ("amdgpu",),
+    "intel": ("xe", "i915", "habanalabs"),
+    "neuron": ("neuron",),
+}
+
+
 def drivers() -> dict[str, str]:
-    """Return the versions of the vendors' kernel drivers that are loaded."""
-    versions = {"nvidia": text(Path("/sys/module/nvidia/version")), "amd": text(Path("/sys/module/amdgpu/version"))}
-    versions["intel"] = "loaded" if Path("/sys/module/xe").exists() or Path("/sys/module/i915").exists() else ""
-    versions["neuron"] = text(Path("/sys/module/neuron/version"))
-    versions["tpu"] = "present" if list(Path("/dev").glob("accel*")) or Path("/dev/vfio").is_dir() else ""
-    return {name: version for name, version in versions.items() if version}
+    """Return the version of each vendor's kernel driver, "loaded" if it names none. WSL has only a device file."""
+    versions = {}
+    for vendor, names in MODULES.items():
+        loaded = [folder for name in names if (folder := Path("/sys/module") / name).exists()]
+        if loaded or (vendor == "nvidia" and Path("/dev/dxg").exists()):
+            versions[vendor] = next(filter(None, (text(folder / "version") for folder in loaded)), "loaded")
+    if list(Path("/dev").glob("accel*")) or Path("/dev/vfio").is_dir():
+        versions["tpu"] = "loaded"
+    return versions
 
 
 def main() -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Plan what `polyfleet up` would do on each host, and what prevents it. Pure: facts in, lines out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.environments.recipes import GB, Recipe
@@ -11,6 +11,8 @@ SKEW_S = 2.0
 HOME_BYTES = GB // 2
 """Needed in the home for logs, Ray's session and records of attempts; checkpoints need more."""
 CODE_BYTES = GB // 100
+DRIVERS = ("nvidia", "amd", "intel", "neuron", "tpu")
+"""Back ends whose drivers `host_facts.py` looks for on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class HostRequest:
     """What a host is to run.
 
     `recipes` has, by pool, the environments; `interpreters` the paths of pools that name one instead. `leads`: it has
-    the fleet's head, on `port` (0: any).
+    the fleet's head, on `port` (0: any). `backends` has, by pool, those whose devices need a driver there.
     """
 
     name: str
@@ -66,6 +68,7 @@ class HostRequest:
     interpreters: tuple[str, ...] = ()
     leads: bool = False
     port: int = 0
+    backends: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,10 @@ def make_plan(request: HostRequest, facts: HostFacts, running: Sequence[str]) ->
         request.name,
         request.host,
         request.pools,
-        f"{facts.system} {facts.machine}, {facts.cores} cores",
+        ", ".join([f"{facts.system} {facts.machine}", f"{facts.cores} cores", *_drivers(request, facts)]),
         f"Python {facts.python_version}",
         tuple(_steps(request, facts, missing, running)),
-        tuple(_warnings(facts)),
+        tuple(_warnings(request, facts)),
         tuple(_problems(request, facts, missing, running)),
     )
 
@@ -114,11 +117,22 @@ def _steps(request: HostRequest, facts: HostFacts, missing: Sequence[Recipe], ru
     return steps or ["nothing to do: its nodes are running"]
 
 
-def _warnings(facts: HostFacts) -> list[str]:
-    if abs(facts.skew_s) <= SKEW_S:
-        return []
-    direction = "ahead of" if facts.skew_s > 0 else "behind"
-    return [f"its clock is {abs(facts.skew_s):.0f} s {direction} this machine's: times in its logs are off by that"]
+def _drivers(request: HostRequest, facts: HostFacts) -> list[str]:
+    used = dict.fromkeys(name for name in request.backends.values() if name in facts.drivers)
+    return [f"{name} driver {facts.drivers[name]}" for name in used]
+
+
+def _warnings(request: HostRequest, facts: HostFacts) -> list[str]:
+    warnings = [
+        f"no {backend} driver is loaded, and pool {pool} needs one: install it, or the node will have no device"
+        for pool, backend in request.backends.items()
+        if backend in DRIVERS and backend not in facts.drivers
+    ]
+    if abs(facts.skew_s) > SKEW_S:
+        direction = "ahead of" if facts.skew_s > 0 else "behind"
+        skew = f"its clock is {abs(facts.skew_s):.0f} s {direction} this machine's"
+        warnings.append(f"{skew}: times in its logs are off by that")
+    return warnings
 
 
 def _problems(

@@ -133,7 +133,10 @@ def _visit(spec: FleetSpec, placements: list[Placement]) -> HostState:
         raise SpecError(field_name, f"host {first.host.host} has several addresses: {listed}", "keep one of them")
     interpreters = tuple(path for p in pools if isinstance(path := _environment_source(spec, p), str))
     port = spec.head.port if leads else 0
-    request = HostRequest(first.host.name, first.host.host, addresses.pop(), pools, to_make, interpreters, leads, port)
+    backends = {p: spec.pools[p].backend for p in pools if spec.pools[p].counts_devices}
+    request = HostRequest(
+        first.host.name, first.host.host, addresses.pop(), pools, to_make, interpreters, leads, port, backends
+    )
     return HostState(request, Remote(first.host.host, first.ssh), tuple(p.node for p in placements))
 
 

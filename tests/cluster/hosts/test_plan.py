@@ -30,6 +30,14 @@ def test_a_host_with_nothing_gets_code_environment_and_node():
     assert (made.warnings, made.problems) == ((), ())
 
 
+def test_the_driver_that_a_pool_needs_is_named_and_one_that_is_missing_is_told():
+    wanted = replace(WANTED, backends={"gpu": "nvidia", "other": "toy"})
+    with_driver = make_plan(wanted, replace(FOUND, drivers={"nvidia": "570.86", "intel": "loaded"}), ())
+    assert (with_driver.machine, with_driver.warnings) == ("Linux x86_64, 8 cores, nvidia driver 570.86", ())
+    [warning] = make_plan(wanted, replace(FOUND, drivers={"intel": "loaded"}), ()).warnings
+    assert warning.startswith("no nvidia driver is loaded, and pool gpu needs one")
+
+
 def test_an_environment_counts_in_either_build():
     for recipe in (RECIPE, RECIPE.for_cpu):
         assert make_plan(WANTED, with_environment(recipe), ()).steps == ("start node gpu-a",)
