@@ -16,6 +16,7 @@ from cluster.nodes import embedded
 from cluster.nodes.ray_head import HEAD
 from orchestrator.client import lifecycle
 from orchestrator.client.client import Client, connect
+from orchestrator.client.inventory import state_text
 from orchestrator.home import daemon
 
 Progress = Callable[[str], None]
@@ -53,7 +54,7 @@ def _states() -> dict[str, str]:
     if daemon.find_server(paths.home()) is None:
         return {}
     with connect(start=False) as client:
-        return {node["node"]: node["state"] for node in client.nodes()}
+        return {node["node"]: state_text(node) for node in client.nodes()}
 
 
 def add(pool: str, host: str, address: str, devices: int, progress: Progress) -> None:

@@ -1,5 +1,6 @@
 """Summarize the fleet by back end from the facts of its nodes. No input or output."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ class _Ranked:
     kind: str
     emulated: bool
     unavailable_reason: str
+
+
+def state_text(node: Mapping[str, Any]) -> str:
+    """State of a node with its reason, as in `lost: Ray marked the node dead`."""
+    return ": ".join(filter(None, (node["state"], node["reason"])))
 
 
 def backend_rows(nodes: list[Data]) -> list[Data]:
@@ -33,7 +39,7 @@ def _row(backend: str, nodes: list[Data], recommended: bool) -> Data:
     facts = vendor(backend)
     own = [(node, device) for node in nodes for device in node["devices"] if device["backend"] == backend]
     usable = [(n, d) for n, d in own if n["state"] == "ready" and not d["unavailable_reason"]]
-    serving = [node for node in nodes if node.get("backend") == backend]
+    serving = [node for node in nodes if node["backend"] == backend]
     return {
         "backend": backend,
         "title": facts.title,
@@ -49,7 +55,7 @@ def _row(backend: str, nodes: list[Data], recommended: bool) -> Data:
 
 
 def _device(node: Data, device: Data) -> Data:
-    lost = "" if node["state"] == "ready" else node["state"]
+    lost = "" if node["state"] == "ready" else state_text(node)
     return {
         "device": f"{node['node']}: {device['index']}",
         "name": device["name"],
@@ -64,7 +70,7 @@ EMULATED = "emulated: computes on the CPU"
 
 
 def _reason(backend: str, serving: list[Data], devices: list[Data]) -> str:
-    lost = [f"node {node['node']}: {node['state']}" for node in serving if node["state"] != "ready"]
+    lost = [f"node {node['node']}: {state_text(node)}" for node in serving if node["state"] != "ready"]
     unavailable = [f"{d['name']}: {d['unavailable_reason']}" for d in devices if d["unavailable_reason"]]
     if lost or unavailable:
         return "; ".join([*lost, *unavailable])

@@ -168,7 +168,7 @@ def _await_nodes(client: "Client", expected: set[str], progress: Progress, grows
         # Until the server has joined this fleet's cluster, it may still list the nodes of the previous one.
         joined = client.fleet()["state"] == "up"
         states = {n["node"]: n["state"] for n in client.nodes()} if joined else {}
-        present = {node for node, state in states.items() if not state.startswith(("lost", "resting"))}
+        present = {node for node, state in states.items() if state not in ("lost", "resting")}
         awaited = expected or present or (any_node if joined else {"any node"})
         now_missing = awaited - {node for node, state in states.items() if state == "ready"}
         if now_missing and now_missing != missing:

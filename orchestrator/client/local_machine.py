@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cluster.errors import FleetError, UserError
 from cluster.serialization import to_plain
+
+if TYPE_CHECKING:
+    from orchestrator.views.fleet import DeviceView, NodeView
 
 Data = dict[str, Any]
 TORCH_S = 120.0  # with a cold disk or a loaded machine, importing torch and its extensions can take minutes
@@ -21,7 +24,7 @@ def backends() -> list[Data]:
     return _run_module("workers.devices.selection")
 
 
-def local_node() -> Data:
+def local_node() -> "NodeView":
     """This machine in the form of a node of the inventory: in no pool, and without jobs on its devices."""
     from workers.devices.discovery import discover
     from workers.devices.discovery.versions import versions
@@ -29,11 +32,33 @@ def local_node() -> Data:
     devices, findings = discover()
     return {
         "node": socket.gethostname(),
-        "pool": "",
         "state": "ready",
+        "reason": "",
+        "closed": "",
+        "note": "",
+        "pool": "",
+        "devices": [cast("DeviceView", {**to_plain(device), "allocated_to": None}) for device in devices],
+        "ray_node_id": "",
+        "host": socket.gethostname(),
+        "address": "",
+        "backend": "",
+        "environment": "",
+        "protocol": None,
         "versions": versions(),
-        "devices": [{**to_plain(device), "allocated_to": ""} for device in devices],
+        "cpu_count": os.cpu_count(),
+        "memory_total_bytes": None,
+        "memory_free_bytes": None,
+        "load_1min": None,
+        "disk_free_bytes": None,
+        "agent_pid": None,
+        "agent_created": "",
+        "storage": "",
+        "storage_id": "",
+        "neighbours": [],
         "findings": [to_plain(finding) for finding in findings],
+        "notice": None,
+        "use": [],
+        "data": [],
     }
 
 

@@ -26,6 +26,7 @@ class NodeNow(TypedDict):
     node: str
     pool: str
     state: str
+    reason: str
     load_1min: float | None
     cpu_count: int | None
     used_memory_bytes: int | None
@@ -112,14 +113,15 @@ def _order(job: Data) -> tuple[int, str]:
 
 
 def _node(node: Data) -> NodeNow:
-    use = {(entry["backend"], entry["index"]): entry for entry in node.get("use") or ()}
-    total, free = node.get("memory_total_bytes"), node.get("memory_free_bytes")
+    use = {(entry["backend"], entry["index"]): entry for entry in node["use"]}
+    total, free = node["memory_total_bytes"], node["memory_free_bytes"]
     return {
         "node": node["node"],
-        "pool": node.get("pool", ""),
+        "pool": node["pool"],
         "state": node["state"],
-        "load_1min": node.get("load_1min"),
-        "cpu_count": node.get("cpu_count"),
+        "reason": node["reason"],
+        "load_1min": node["load_1min"],
+        "cpu_count": node["cpu_count"],
         "used_memory_bytes": None if total is None or free is None else total - free,
         "total_memory_bytes": total,
         "devices": [_device(d, node, use.get((d["backend"], d["index"])) or {}) for d in node["devices"]],

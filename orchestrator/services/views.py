@@ -1,7 +1,7 @@
 """Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
 
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from cluster.serialization import to_plain
 from cluster.types import Finding
@@ -156,21 +156,30 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
 
 
 def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> NodeView:
-    """The view of a node.
-
-    `closed`: why it takes no new jobs, or "". `note`: recent use of its devices by others.
-    """
-    closed, age_s = nodes.closed_reason(node, control.drained, now_s), now_s - node.foreign_use_s
+    """The view of a node."""
+    state, reason = _node_state(node, control, now_s)
+    age_s = now_s - node.foreign_use_s
     note = f"another program of this Ray cluster used devices of this node {age_s:.0f} s ago"
-    view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
-                            "note": note if age_s < NOTE_VISIBLE_S else "", "devices": []}  # fmt: skip
+    view: dict[str, Any] = _NO_FACTS | {
+        "node": node.name,
+        "state": state,
+        "reason": reason,
+        "closed": nodes.closed_reason(node, control.drained, now_s),
+        "note": note if age_s < NOTE_VISIBLE_S else "",
+        "pool": node.pool,
+    }
     if node.facts is None:
         return cast(NodeView, view)
-    view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
+    view |= to_plain(node.facts) | {"node": node.name}
     view["use"] = [{"backend": use.backend, "index": use.index} | use.metrics for use in node.facts.use]
     for device in view["devices"]:
         device["allocated_to"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
     return cast(NodeView, view)
+
+
+def absent_node_view(name: str, state: Literal["removed", "unknown"]) -> NodeView:
+    """The view of a node that is not in the fleet."""
+    return cast(NodeView, {**_NO_FACTS, "node": name, "state": state})
 
 
 def finding_view(node: str, finding: Finding) -> FindingView:
@@ -178,20 +187,20 @@ def finding_view(node: str, finding: Finding) -> FindingView:
     return cast(FindingView, {"node": node, **to_plain(finding)})
 
 
-def _state(node: Node, control: Control, now_s: float) -> str:
-    """State of a node, with a reason if it is lost or silent."""
+def _node_state(node: Node, control: Control, now_s: float) -> tuple[str, str]:
+    """State of a node and the reason, "" for a state that needs none."""
     if reason := node.lost_reason or node.unsupported_reason or node.agent_error:
-        return f"lost: {reason}"
+        return "lost", reason
     if node.resting:
-        return "resting"
+        return "resting", ""
     if node.facts is None or node.list_requested_s is None:
-        return "starting"
+        return "starting", ""
     if node.name in control.drained:
-        return "drained"
+        return "drained", control.drained[node.name]
     if node.quarantined_until_s > now_s:
-        return "quarantined"
+        return "quarantined", node.failures[-1][1] if node.failures else ""
     silent_s = node.silent_s(now_s)
-    return f"silent for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else "ready"
+    return ("silent", f"no reply for {silent_s:.0f} s") if silent_s > NODE_SILENT_S else ("ready", "")
 
 
 def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Allocations) -> PoolView:
@@ -220,5 +229,21 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, a
 
 
 SET_CHECKPOINT = "set `checkpoint: {path: …}` in the job file to the checkpoint that its script saves"
+_NO_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("node", "state", "reason", "closed", "note", "pool"), ""),
+    "devices": [],
+    **dict.fromkeys(("ray_node_id", "host", "address", "backend", "environment"), ""),
+    "protocol": None,
+    "versions": {},
+    **dict.fromkeys(("cpu_count", "memory_total_bytes", "memory_free_bytes", "load_1min", "disk_free_bytes"), None),
+    "agent_pid": None,
+    **dict.fromkeys(("agent_created", "storage", "storage_id"), ""),
+    "neighbours": [],
+    "findings": [],
+    "notice": None,
+    "use": [],
+    "data": [],
+}
+"""A node whose agent has not started yet."""
 _ACCEPTED = job_view(Record(Job("", "", "", ())), {})
 FIELDS = tuple(_ACCEPTED)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from orchestrator.client.inventory import state_text
 from orchestrator.show.table import Renderable, TableStack, TextTable, facts, grid
 from orchestrator.units import size
 
@@ -103,7 +104,7 @@ def host_states(rows: list[Data]) -> TextTable:
 
 def node_state(view: Data) -> TableStack:
     """Result of a drain, a resume or a removal of a node: one line."""
-    return TableStack((f"{view['node']}: {view['state']}",))
+    return TableStack((f"{view['node']}: {state_text(view)}",))
 
 
 def devices(nodes: list[Data]) -> TextTable:
@@ -114,10 +115,10 @@ def devices(nodes: list[Data]) -> TextTable:
 
 
 def _device_rows(node: Data) -> list[tuple[Any, ...]]:
-    torch = node.get("versions", {}).get("torch", "")
-    location = (node.get("pool"), node["node"])
+    torch = node["versions"].get("torch", "")
+    location = (node["pool"], node["node"])
     if not node["devices"]:
-        return [(*location, "", "no devices" if node["state"] == "ready" else "", "", "", torch, node["state"])]
+        return [(*location, "", "no devices" if node["state"] == "ready" else "", "", "", torch, state_text(node))]
     return [
         (
             *location,
@@ -134,12 +135,12 @@ def _device_rows(node: Data) -> list[tuple[Any, ...]]:
 
 def _device_state(node: Data, device: Data) -> str:
     if node["state"] != "ready":
-        return str(node["state"])
+        return state_text(node)
     if device["unavailable_reason"]:
         return f"unavailable: {device['unavailable_reason']}"
     if device["allocated_to"]:
-        return f"allocated to {device['leased_by']}"
-    return f"ready; {node['note']}" if node.get("note") else "ready"
+        return f"allocated to {device['allocated_to']}"
+    return f"ready; {node['note']}" if node["note"] else "ready"
 
 
 def backends(rows: list[Data]) -> TextTable:

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from cluster.catalogue.device_metrics import LIVE_METRICS, DeviceMetric
+from orchestrator.client.inventory import state_text
 from orchestrator.client.top import MAX_JOBS, DeviceNow, JobNow, NodeNow, TopSnapshot
 from orchestrator.show.table import TableStack, TextTable, grid
 from orchestrator.units import duration, size, timestamp
@@ -46,7 +47,7 @@ def devices(nodes: list[NodeNow]) -> TextTable:
 def _rows(node: NodeNow) -> list[tuple[str, ...]]:
     load = f"{node['load_1min']:.1f}/{node['cpu_count']}" if node["load_1min"] is not None else ""
     first = (node["pool"], node["node"], load, _of(node["used_memory_bytes"], node["total_memory_bytes"]))
-    state = "" if node["state"] == "ready" else node["state"]
+    state = "" if node["state"] == "ready" else state_text(node)
     no_device = ("", "no devices" if node["state"] == "ready" else "", *("" for _ in LIVE_METRICS), "")
     lines = [_device(device) for device in node["devices"]] or [no_device]
     return [(*(first if number == 0 else ("",) * 4), *line, state) for number, line in enumerate(lines)]

@@ -7,9 +7,9 @@ from orchestrator.core.controller.nodes import allocations
 from orchestrator.runtime.clock import now as time_now
 from orchestrator.server.http.hub import Hub
 from orchestrator.services.service import Service
-from orchestrator.services.views import node_view
+from orchestrator.services.views import absent_node_view, node_view
 from orchestrator.verbs.declare import Arg, Role, verb
-from orchestrator.views.fleet import NodeStateView, NodeView
+from orchestrator.views.fleet import NodeView
 
 Node = Annotated[str, Arg("name of a node")]
 Now = Annotated[bool, Arg("its attempts save and move at once (default: they may end on the node)")]
@@ -23,23 +23,23 @@ def list_(hub: Hub) -> list[NodeView]:
 
 
 @verb("POST /v1/nodes/{node}/drain", least=Role.ADMIN)
-def drain(hub: Hub, node: Node, now: Now = False, reason: Reason = "") -> NodeView | NodeStateView:
+def drain(hub: Hub, node: Node, now: Now = False, reason: Reason = "") -> NodeView:
     """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
     return _after(hub.service, DrainRequested(node, reason, now))
 
 
 @verb("POST /v1/nodes/{node}/resume", least=Role.ADMIN)
-def resume(hub: Hub, node: Node) -> NodeView | NodeStateView:
+def resume(hub: Hub, node: Node) -> NodeView:
     """Place jobs again on a node that was drained or that failed too often."""
     return _after(hub.service, ResumeRequested(node))
 
 
 @verb("POST /v1/nodes/{node}/remove", least=Role.ADMIN)
-def remove(hub: Hub, node: Node) -> NodeStateView:
+def remove(hub: Hub, node: Node) -> NodeView:
     """Remove a lost node that will not come back."""
     hub.service.readiness.check_served()
     hub.service.runtime.post_and_wait(RemoveRequested(node))
-    return {"node": node, "state": "removed"}
+    return absent_node_view(node, "removed")
 
 
 def _views(service: Service) -> list[NodeView]:
@@ -52,9 +52,9 @@ def _views(service: Service) -> list[NodeView]:
     return [node_view(node, state, at.s, allocated) for _, node in sorted(state.nodes.items())]
 
 
-def _after(service: Service, request: DrainRequested | ResumeRequested) -> NodeView | NodeStateView:
+def _after(service: Service, request: DrainRequested | ResumeRequested) -> NodeView:
     """Pass a request about a node to the controller; return the node afterwards."""
     service.readiness.check_served()
     service.runtime.post_and_wait(request)
-    unknown: NodeStateView = {"node": request.node, "state": "unknown"}
-    return next((view for view in _views(service) if view["node"] == request.node), unknown)
+    found = (view for view in _views(service) if view["node"] == request.node)
+    return next(found, None) or absent_node_view(request.node, "unknown")

@@ -70,58 +70,48 @@ class NoticeView(TypedDict):
     """Seconds until it stops, at the time of the notice."""
 
 
-class NodeStateView(TypedDict):
-    """A node that was removed (`removed`) or is not in the fleet (`unknown`)."""
+class NodeView(TypedDict):
+    """A node with its devices. Facts of its agent are empty or null until the agent has started."""
 
     node: str
-    state: Literal["removed", "unknown"]
-
-
-class NodeFactsView(TypedDict, total=False):
-    """Facts of a node, from its agent. They are absent until the agent has started."""
-
-    ray_node_id: str
-    host: str
-    address: str
-    pool: str
-    backend: str
-    environment: str
-    protocol: int
-    versions: dict[str, str]
-    """Versions of Python, Ray, torch and others in its environment."""
-    cpu_count: int
-    memory_total_bytes: int
-    memory_free_bytes: int
-    load_1min: float
-    disk_free_bytes: int
-    agent_pid: int
-    storage: str
-    """Folder of its pool's checkpoints."""
-    neighbours: list[str]
-    """Other pools whose checkpoints it can read."""
-    findings: list[NodeFindingView]
-    agent_created: str | float
-    """When the process `agent_pid` started."""
-    notice: NoticeView | None
-    storage_id: str
-    """Nodes with the same one share the storage; empty if unknown."""
-    use: list[DeviceUseView]
-    """Load of accelerators that can be read without opening them."""
-    data: list[str]
-    """Cached data of jobs, by the first 16 digits of hashes of their content and source."""
-
-
-class NodeView(NodeFactsView):
-    """A node with its devices."""
-
-    node: str
-    state: str
-    """ready, starting, resting, drained, quarantined, `lost: REASON` or `silent for N s`."""
+    state: Literal["ready", "starting", "resting", "drained", "quarantined", "silent", "lost", "removed", "unknown"]
+    """`removed` and `unknown` (no such node) appear only in responses about one node."""
+    reason: str
+    """Why it is silent, lost, drained or quarantined; it may be empty."""
     closed: str
     """Why it takes no new jobs, or empty."""
     note: str
     """Recent use of its devices by another program of the Ray cluster."""
+    pool: str
     devices: list[DeviceView]
+    ray_node_id: str
+    host: str
+    address: str
+    backend: str
+    environment: str
+    protocol: int | None
+    versions: dict[str, str]
+    """Versions of Python, Ray, torch and others in its environment."""
+    cpu_count: int | None
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    load_1min: float | None
+    disk_free_bytes: int | None
+    agent_pid: int | None
+    agent_created: str | float
+    """When the process `agent_pid` started."""
+    storage: str
+    """Folder of its pool's checkpoints."""
+    storage_id: str
+    """Nodes with the same one share the storage; empty if unknown."""
+    neighbours: list[str]
+    """Other pools whose checkpoints it can read."""
+    findings: list[NodeFindingView]
+    notice: NoticeView | None
+    use: list[DeviceUseView]
+    """Load of accelerators that can be read without opening them."""
+    data: list[str]
+    """Cached data of jobs, by the first 16 digits of hashes of their content and source."""
 
 
 class PoolView(TypedDict):

@@ -18,7 +18,8 @@ def client(live):
 
 
 def test_a_drained_node_takes_no_job_until_it_is_resumed(client, wait_for):
-    assert client.node_drain("cpu-0", reason="new fans")["state"] == "drained"
+    view = client.node_drain("cpu-0", reason="new fans")
+    assert (view["state"], view["reason"]) == ("drained", "new fans")
     job = client.submit(ON_CPU)["id"]
     wait_for(lambda: "new fans" in client.job(job)["reason"])
     assert client.job(job)["state"] == "PENDING"
@@ -62,7 +63,7 @@ def test_a_move_to_what_is_not_there_is_refused_with_words(client, talking, wait
 
 def test_the_command_says_what_became_of_a_node(here, live):
     done = here("node", "drain", "cpu-0", "--reason", "new fans")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "cpu-0: drained\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cpu-0: drained: new fans\n", "")
     assert "drained" in here("inventory").stdout
     done = here("node", "resume", "cpu-0")
     assert (done.returncode, done.stdout) == (0, "cpu-0: ready\n")

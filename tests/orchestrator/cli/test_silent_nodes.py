@@ -45,7 +45,7 @@ def test_nothing_false_is_said_while_a_node_is_silent(here, live, talking, wait_
             wait_for(lambda: SILENT in view(later)["reason"])
             said = here("explain", job).stdout
             assert SILENT in said and "waits for 1 device" not in view(later)["reason"]
-            assert "silent for " in here("inventory").stdout
+            assert "silent: no reply for " in here("inventory").stdout
             for words in (["list"], ["list", "cpu"], ["list", "--pool", "cpu"]):
                 listed = here("checkpoint", *words)
                 assert (listed.returncode, listed.stdout) == (3, "")

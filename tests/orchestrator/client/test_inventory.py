@@ -4,7 +4,7 @@ from cluster.catalogue import vendors
 from orchestrator.client.inventory import backend_rows
 
 
-def node(name, backend, kinds=(), state="ready", reason=""):
+def node(name, backend, kinds=(), state="ready", state_reason="", reason=""):
     common = {"backend": backend, "unavailable_reason": reason, "emulated": False, "index": 0}
     memory = {"total_memory_bytes": 80 << 30, "free_memory_bytes": 79 << 30}
     devices = [common | memory | {"kind": k, "name": f"card {k}"} for k in kinds]
@@ -13,6 +13,7 @@ def node(name, backend, kinds=(), state="ready", reason=""):
         "pool": name,
         "backend": backend,
         "state": state,
+        "reason": state_reason,
         "devices": devices,
         "versions": {"torch": "2.13"},
     }
@@ -42,10 +43,10 @@ def test_kinds_and_pools_of_one_back_end_are_joined():
 def test_what_is_lost_starting_unavailable_or_not_found_says_so():
     told = reasons(
         [
-            node("gone", "nvidia", ["nvidia:H100"], state="lost: no answer"),
+            node("gone", "nvidia", ["nvidia:H100"], state="lost", state_reason="no answer"),
             node("denied", "amd", ["amd:MI300X"], reason="no permission"),
             node("empty", "intel"),
-            {"node": "new", "state": "starting", "devices": []},
+            node("new", "", state="starting"),
         ]
     )
     assert told["nvidia"] == (False, "node gone: lost: no answer")

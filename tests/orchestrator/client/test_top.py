@@ -21,8 +21,8 @@ def device(index, job=None, **more):
 
 def node(name, *devices, **more):
     return {
-        "node": name, "state": "ready", "pool": "p", "load_1min": 3.0, "cpu_count": 4, "memory_total_bytes": 16 * GIB,
-        "memory_free_bytes": 4 * GIB, "devices": list(devices), "use": [],
+        "node": name, "state": "ready", "reason": "", "pool": "p", "load_1min": 3.0, "cpu_count": 4,
+        "memory_total_bytes": 16 * GIB, "memory_free_bytes": 4 * GIB, "devices": list(devices), "use": [],
     } | more  # fmt: skip
 
 
@@ -57,9 +57,11 @@ def test_a_cpu_is_as_busy_as_its_node_and_has_its_memory():
 
 
 def test_a_node_that_told_nothing_yet_has_a_line():
-    lost = {"node": "gone", "state": "lost: no answer", "closed": "", "devices": []}
+    unknown = dict.fromkeys(("load_1min", "cpu_count", "memory_total_bytes", "memory_free_bytes"))
+    lost = node("gone", pool="", state="lost", reason="no answer", **unknown)
     (told,) = snapshot([lost], [], StepRates(), at(20))["nodes"]
     assert (told["pool"], told["load_1min"], told["used_memory_bytes"], told["devices"]) == ("", None, None, [])
+    assert "gone lost: no answer" in lines(top(snapshot([lost], [], StepRates(), at(20))))[3]
 
 
 def rate_of(rates, told_at, **more):

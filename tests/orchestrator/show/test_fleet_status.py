@@ -1,4 +1,4 @@
-from orchestrator.show.fleet import fleet, projects, status
+from orchestrator.show.fleet import devices, fleet, projects, status
 
 WELL = {"server": {"running": True, "pid": 7}, "fleet": None, "fleet_note": "no fleet is up", "jobs": {}}
 
@@ -52,3 +52,19 @@ def test_projects_have_a_line_for_each_kind_of_their_quota():
     )
     assert fleet(FLEET | {"projects": rows}).parts[-1] == projects(rows)
     assert fleet(FLEET).parts[-1] == fleet(FLEET).parts[2]
+
+
+def test_a_device_has_the_state_of_its_node_or_its_own():
+    def state(node=None, device=None):
+        facts = {"kind": "cpu", "index": 0, "name": "x86", "total_memory_bytes": 1, "free_memory_bytes": 1}
+        one = facts | {"unavailable_reason": "", "allocated_to": None} | (device or {})
+        common = {"node": "a", "pool": "p", "state": "ready", "reason": "", "note": "", "versions": {}}
+        return devices([common | {"devices": [one]} | (node or {})]).rows[0][-1]
+
+    assert state() == "ready"
+    assert state({"state": "lost", "reason": "no answer"}) == "lost: no answer"
+    assert state({"state": "drained"}) == "drained"
+    assert state({"state": "starting", "devices": []}) == "starting"
+    assert state(device={"unavailable_reason": "GPU is lost"}) == "unavailable: GPU is lost"
+    assert state(device={"allocated_to": "job-1"}) == "allocated to job-1"
+    assert state({"note": "another program uses it"}) == "ready; another program uses it"
