@@ -124,7 +124,7 @@ def waiting(jobs: Jobs, count: int) -> tuple[float, list[float]]:
         for job in ids:
             line = client.logs(job)["lines"][0]["time"]
             placed = next(e for e in client.history(job) if e["event"] == "placed")
-            printed[str(placed["data"]["leases"])].append(datetime.fromisoformat(line))
+            printed[str(placed["data"]["allocations"])].append(datetime.fromisoformat(line))
     finally:
         client.close()
     gaps: list[timedelta] = []

@@ -14,7 +14,7 @@ from orchestrator.runtime.controller.controller import ControllerThread
 from orchestrator.runtime.health.fleet_ready import FleetReadiness
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.services.job_views import JobViews
-from orchestrator.services.views import with_one_based_candidates
+from orchestrator.services.views import placement_view
 from orchestrator.spec.job_spec import parse_job
 from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
 
@@ -48,17 +48,17 @@ class Explanations:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
         job, fleet = _new_job(spec, content_sha), self._readiness.snapshot()
         result = offers(job, fleet, growth(self._runtime.control, fleet.now_s))
-        return cast(OffersView, with_one_based_candidates(to_plain(result)))
+        return cast(OffersView, placement_view(to_plain(result)))
 
     def _what_if(self, job: Job, fleet: Snapshot, changes: Sequence[str]) -> dict[str, Any]:
         running = {attempt.job: self._jobs.find(attempt.job).job for attempt in fleet.running}
         outcome = what_if(job, fleet, changes, running)
         effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
-        return {**with_one_based_candidates(to_plain(outcome.explanation)), "if": effects}
+        return {**placement_view(to_plain(outcome.explanation)), "if": effects}
 
 
 def _explain(job: Job, fleet: Snapshot) -> dict[str, Any]:
-    return cast(dict[str, Any], with_one_based_candidates(to_plain(explain(job, fleet))))
+    return cast(dict[str, Any], placement_view(to_plain(explain(job, fleet))))
 
 
 def _new_job(spec: dict[str, Any], content_sha: str) -> Job:

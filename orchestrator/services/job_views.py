@@ -18,7 +18,7 @@ from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.controller import ControllerThread
 from orchestrator.runtime.health.last_inventory import LastInventory
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.services.views import job_view, progress_view, with_one_based_candidates
+from orchestrator.services.views import job_view, placement_view, progress_view
 from orchestrator.units import when
 from orchestrator.views.jobs import JobEvent, JobView, StoryStepView
 
@@ -97,7 +97,7 @@ class JobViews:
         state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         if event.event == "placed":
-            data = with_one_based_candidates(data)
+            data = placement_view(data)
         view = {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "attempt": event.epoch,
                 "state": state, "data": data}  # fmt: skip
         return cast(JobEvent, view)

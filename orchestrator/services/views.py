@@ -1,5 +1,6 @@
 """Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
@@ -18,8 +19,11 @@ from orchestrator.core.step.placement import devices_of
 from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.views.fleet import FindingView, NodeView, PoolView
 from orchestrator.views.jobs import JobView, ProgressView
+from orchestrator.views.values import AllocationView
 from workers.protocol.messages import ScriptCheckpoint
 
+STORED_ALLOCATIONS = ("allocation", "leases")
+"""Keys of pairs (devices id, numbers) in plans, and in stored events."""
 NOTE_VISIBLE_S = 180.0
 """Seconds for which the note appears: a refused job is retried, and the use noticed again, within about a minute."""
 
@@ -94,15 +98,22 @@ def job_view(
     return cast(JobView, view)
 
 
-def with_one_based_candidates(data: Any) -> Any:
-    """A copy of JSON data in which candidates are counted from 1, as users count them."""
+def placement_view(data: Any) -> Any:
+    """A copy of JSON data about placements: candidates are counted from 1, and allocations are objects."""
     if isinstance(data, list | tuple):
-        return [with_one_based_candidates(item) for item in data]
+        return [placement_view(item) for item in data]
     if not isinstance(data, dict):
         return data
-    return {
-        k: v + 1 if k == "candidate" and isinstance(v, int) else with_one_based_candidates(v) for k, v in data.items()
-    }
+    view = {k: placement_view(v) for k, v in data.items() if k not in STORED_ALLOCATIONS}
+    if isinstance(candidate := data.get("candidate"), int):
+        view["candidate"] = candidate + 1
+    if stored := next((key for key in STORED_ALLOCATIONS if key in data), None):
+        view["allocations"] = allocation_views(data[stored])
+    return view
+
+
+def allocation_views(allocation: Iterable[tuple[str, Iterable[int]]]) -> list[AllocationView]:
+    return [{"devices": devices_id, "numbers": list(numbers)} for devices_id, numbers in allocation]
 
 
 def resume_clause(record: Record) -> str:
@@ -145,7 +156,7 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
         "candidate": attempt.candidate + 1,
         "kind": attempt.kind,
         "pool": attempt.pool,
-        "allocation": [[devices_id, list(numbers)] for devices_id, numbers in attempt.allocation],
+        "allocations": allocation_views(attempt.allocation),
         "placed_at": iso(attempt.placed_s),
         "started_at": iso(attempt.started_s),
         "ended_at": iso(attempt.ended_s),

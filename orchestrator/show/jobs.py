@@ -257,9 +257,8 @@ def _candidate_rows(candidate: Data, runs: Data | None) -> list[tuple[Any, ...]]
     requested = f"{count} × {' or '.join(candidate['kinds'])}{nodes}"
     number = candidate["candidate"]
     measured = candidate.get("measured") or {}
-    running_on = (
-        {devices for devices, _ in runs["allocation"]} if runs and runs["candidate"] == candidate["candidate"] else ()
-    )
+    held = runs["allocations"] if runs and runs["candidate"] == candidate["candidate"] else ()
+    running_on = {allocation["devices"] for allocation in held}
     fits = [(number, requested, devices, ": ".join(filter(None, ("runs here" if devices in running_on else "fits",
              measured.get(devices))))) for devices in candidate["fits"]]  # fmt: skip
     refused = [(number, requested, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
@@ -285,7 +284,7 @@ def _would_start(explanation: Data) -> str:
 
 
 def _placed(start: Data) -> str:
-    allocations = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["allocation"])
+    allocations = ", ".join(f"{a['devices']} [{', '.join(map(str, a['numbers']))}]" for a in start["allocations"])
     reason = f": {start['reason']}" if start.get("reason") else ""
     return f"candidate {start['candidate']} on {allocations}{reason}"
 

@@ -75,7 +75,8 @@ class AttemptView(TypedDict):
     """Number of the candidate that was placed, from 1."""
     kind: str
     pool: str
-    allocation: AllocationView
+    allocations: list[AllocationView]
+    """One for each node, by rank."""
     placed_at: str | None
     started_at: str | None
     ended_at: str | None

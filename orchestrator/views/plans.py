@@ -38,7 +38,8 @@ class StartView(TypedDict):
     job: str
     candidate: int
     """Number of the candidate, from 1."""
-    allocation: AllocationView
+    allocations: list[AllocationView]
+    """One for each node, by rank."""
     reason: str
     aged: int
     """By how much its priority has risen by waiting."""
@@ -123,7 +124,8 @@ class OfferView(TypedDict):
     """`when` as text."""
     chosen: bool
     """Whether the next plan would use it."""
-    allocation: AllocationView
+    allocations: list[AllocationView]
+    """One for each node, by rank."""
     after: list[str]
     """Jobs that would have to stop."""
     ahead: int

@@ -9,8 +9,15 @@ JsonObject = dict[str, Any]
 Scalar = str | int | float | bool | None
 Number = float | Literal["NaN", "Infinity", "-Infinity", "nan", "inf", "-inf"]
 """A number that may be one of those that JSON lacks; the short forms are written by a job or a benchmark session."""
-AllocationView = list[list[str | list[int]]]
-"""Pairs of a node's devices, as NODE/KIND, and the numbers of those that are held: [["cpu-0/cpu", [0]]]."""
+
+
+class AllocationView(TypedDict):
+    """Devices of one node that an attempt holds or would hold."""
+
+    devices: str
+    """The node and the kind of its devices, as NODE/KIND."""
+    numbers: list[int]
+    """Numbers of the devices on the node."""
 
 
 class ErrorView(TypedDict):

@@ -53,7 +53,7 @@ def test_a_host_has_the_head_which_comes_back_with_its_cluster_and_down_leaves_n
     assert refused.returncode == 2 and "has the fleet's head" in refused.stderr
     led.user("node", "drain", "far-m2")
     job = led.submitted(COUNT)
-    assert led.user.job(job)["attempts"][-1]["allocation"][0][0].startswith("far-m3/")
+    assert led.user.job(job)["attempts"][-1]["allocations"][0]["devices"].startswith("far-m3/")
 
     led.m2.run(["pkill", "-9", "-x", "gcs_server"])
     seen = ticks(led, job)

@@ -201,8 +201,8 @@ def test_a_job_goes_on_elsewhere_when_its_host_is_switched_off_which_is_joined_a
 
 def _node_of(whole: Fleet, job: str) -> str:
     """Of its newest attempt."""
-    leases = whole.user.job(job)["attempts"][-1]["allocation"]
-    return str(leases[0][0]).partition("/")[0]
+    first, *_ = whole.user.job(job)["attempts"][-1]["allocations"]
+    return str(first["devices"]).partition("/")[0]
 
 
 def _training(whole: Fleet, **more: Any) -> str:

@@ -14,7 +14,7 @@ from orchestrator.services.views import job_view, progress_view
 from orchestrator.show.jobs import ended_as, job, offers, plan, run_time
 from orchestrator.spec.job_spec import parse_job
 
-LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
+ALLOCATIONS = [{"devices": "a/cpu", "numbers": [0, 2]}, {"devices": "b/cpu", "numbers": [1]}]
 
 
 def text(shown):
@@ -41,7 +41,7 @@ def answer(*candidates, **given):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"would_start": {"candidate": 2, "allocation": LEASES}},
+        ({"would_start": {"candidate": 2, "allocations": ALLOCATIONS}},
          "would start as candidate 2 on a/cpu [0, 2], b/cpu [1]"),
         ({}, "would wait: nothing fits now"),
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
