@@ -1,4 +1,4 @@
-"""Format numbers with units for people. JSON output has plain numbers."""
+"""Format numbers with units for people. JSON output has plain numbers, and times in ISO 8601."""
 
 from datetime import UTC, datetime
 
@@ -29,12 +29,20 @@ def timestamp(iso: str | None) -> datetime | None:
     return datetime.fromisoformat(iso).astimezone(UTC) if iso else None
 
 
-def when(wall_s: float) -> str:
-    """Format seconds since 1970 as UTC; "" if out of range, because a file's time may be any number."""
+def iso(wall_s: float | None) -> str | None:
+    """ISO 8601 in UTC, to the millisecond, of seconds since 1970.
+
+    None for a time that is not set, or is out of range: files and users' code may contain any number.
+    """
     try:
-        return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds") if wall_s else None
     except (ValueError, OverflowError, OSError):
-        return ""
+        return None
+
+
+def when(iso: str | None) -> str:
+    """Format a time to the second, in UTC; "" without a time."""
+    return f"{moment:%Y-%m-%d %H:%M:%S}" if (moment := timestamp(iso)) else ""
 
 
 def time_since(iso: str | None, now: datetime | None = None) -> str:

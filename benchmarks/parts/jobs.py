@@ -75,12 +75,16 @@ class Jobs:
     def _stages(self, case: str, job: str, began: float, done_s: float) -> None:
         """Times of the history and of the log are of this machine's clock, as `began` is."""
         history = self._client.history(job)
-        at = {event["event"]: event["time"] for event in history}
+        at = {event["event"]: _wall_s(event["occurred_at"]) for event in history}
         first_line = self._client.logs(job)["lines"][0]["time"]
-        printed = datetime.fromisoformat(first_line).timestamp()
+        printed = _wall_s(first_line)
         marks = [began, at["submitted"], at["placed"], printed, at["finished"], began + done_s]
         names = ("accepted", "placed", "command_ran", "finished", "told")
         for name, earlier, later in zip(names, marks, marks[1:], strict=False):
             self.samples.add(f"{case}.stage.{name}", max(later - earlier, 0.0))
         self.samples.add(f"{case}.running", printed - began)
         self.events.append(len(history))
+
+
+def _wall_s(iso: str) -> float:
+    return datetime.fromisoformat(iso).timestamp()

@@ -139,7 +139,7 @@ def _differences(old: Data, new: Data) -> list[Data]:
 def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:
     """Return one series per settings and kind of a case: {"kind", "precision", …, "points", "steps"}.
 
-    `points` is [{"run", "started_s", "call_s"}], oldest run first.
+    `points` is [{"run", "started_at", "call_s"}], oldest run first.
     """
     points_by_key: dict[Key, list[Data]] = {}
     for lines in runs:
@@ -148,7 +148,7 @@ def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:
             if (k[0] == case or k[0].startswith(f"{case}/")) and result["call_s"]:
                 point = {
                     "run": run.summary["run"],
-                    "started_s": run.summary["started_s"],
+                    "started_at": run.summary["started_at"],
                     "call_s": result["fastest_part_s"],
                 }
                 points_by_key.setdefault(k, []).append(point)

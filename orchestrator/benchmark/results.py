@@ -12,6 +12,7 @@ from typing import Any
 from cluster.catalogue.precision import BYTES, SHORT_OF, long_name
 from cluster.errors import NotFound
 from orchestrator.benchmark import comparison
+from orchestrator.units import iso
 from workers.benchmark.cases import catalogue
 from workers.benchmark.host import classify
 from workers.measurement import statistics
@@ -51,8 +52,8 @@ def summarize(lines: Iterable[Data]) -> Data:
         "hosts": _hosts(lines_by_id.values()),
         "state": footer["state"] if footer else "RUNNING",
         "reason": footer["reason"] if footer else "",
-        "started_s": header.get("time"),
-        "ended_s": footer.get("time") if footer else None,
+        "started_at": iso(header.get("time")),
+        "ended_at": iso(footer.get("time")) if footer else None,
     }
 
 

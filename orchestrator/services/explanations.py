@@ -16,6 +16,7 @@ from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.services.job_views import JobViews
 from orchestrator.services.views import placement_view
 from orchestrator.spec.job_spec import parse_job
+from orchestrator.units import iso
 from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
 
 
@@ -48,7 +49,11 @@ class Explanations:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
         job, fleet = _new_job(spec, content_sha), self._readiness.snapshot()
         result = offers(job, fleet, growth(self._runtime.control, fleet.now_s))
-        return cast(OffersView, placement_view(to_plain(result)))
+        view = placement_view(to_plain(result))
+        for offer in view["offers"]:
+            if measured := offer["measured"]:
+                measured["measured_at"] = iso(measured.pop("at_s"))
+        return cast(OffersView, view)
 
     def _what_if(self, job: Job, fleet: Snapshot, changes: Sequence[str]) -> dict[str, Any]:
         running = {attempt.job: self._jobs.find(attempt.job).job for attempt in fleet.running}

@@ -19,7 +19,7 @@ from orchestrator.runtime.controller.controller import ControllerThread
 from orchestrator.runtime.health.last_inventory import LastInventory
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.services.views import job_view, placement_view, progress_view
-from orchestrator.units import when
+from orchestrator.units import iso, when
 from orchestrator.views.jobs import JobEvent, JobView, StoryStepView
 
 
@@ -52,7 +52,7 @@ class JobViews:
         """
         if record.live_attempt is not None:
             if trouble := self._runtime.problem:
-                at = when(self._known_until_s(record) or 0.0)
+                at = when(iso(self._known_until_s(record)))
                 return f"{trouble}; it was {record.job.state} at the last contact, {at} UTC"
             activity = self._launching.get(f"{record.job.id}.{record.live_attempt.epoch}", "")
             return waiting_reason(self._runtime.control, record.job.id, now(), activity)
@@ -90,7 +90,10 @@ class JobViews:
     def story(self, job: str) -> list[StoryStepView]:
         """What followed for a job from the newest messages, oldest first."""
         steps = story(self._runtime.story, job)
-        return [{"number": s.number, "time": s.wall_s, "message": s.message, "changes": [*s.changes]} for s in steps]
+        return [
+            {"number": s.number, "handled_at": iso(s.wall_s) or "", "message": s.message, "changes": [*s.changes]}
+            for s in steps
+        ]
 
     def event(self, event: Event) -> JobEvent:
         record = self._jobs.get(event.job)
@@ -98,6 +101,6 @@ class JobViews:
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         if event.event == "placed":
             data = placement_view(data)
-        view = {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "attempt": event.epoch,
-                "state": state, "data": data}  # fmt: skip
+        view = {"seq": event.seq, "occurred_at": iso(event.time_s), "job": event.job, "event": event.event,
+                "attempt": event.epoch, "state": state, "data": data}  # fmt: skip
         return cast(JobEvent, view)

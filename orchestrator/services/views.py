@@ -1,7 +1,6 @@
 """Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
 from cluster.serialization import to_plain
@@ -17,8 +16,9 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.step.placement import devices_of
 from orchestrator.core.timing import NODE_SILENT_S
+from orchestrator.units import iso
 from orchestrator.views.fleet import FindingView, NodeView, PoolView
-from orchestrator.views.jobs import JobView, ProgressView
+from orchestrator.views.jobs import JobView, ProgressView, ReportView
 from orchestrator.views.values import AllocationView
 from workers.protocol.messages import ScriptCheckpoint
 
@@ -26,11 +26,6 @@ STORED_ALLOCATIONS = ("allocation", "leases")
 """Keys of pairs (devices id, numbers) in plans, and in stored events."""
 NOTE_VISIBLE_S = 180.0
 """Seconds for which the note appears: a refused job is retried, and the use noticed again, within about a minute."""
-
-
-def iso(seconds: float | None) -> str | None:
-    """ISO 8601 in UTC, to the millisecond; None for a time that is not set."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds") if seconds else None
 
 
 def progress_view(record: Record, estimate_inputs: Evidence) -> ProgressView | None:
@@ -164,6 +159,12 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
         "reason": attempt.reason,
         "peak_memory_bytes": attempt.peak_memory_bytes or None,
     }
+
+
+def report_view(row: dict[str, Any]) -> ReportView:
+    """The view of a report, as the job store has it."""
+    view = {k: v for k, v in row.items() if k != "time"}
+    return cast(ReportView, view | {"reported_at": iso(row["time"])})
 
 
 def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> NodeView:

@@ -164,15 +164,10 @@ def _some(names: Iterable[str]) -> str:
 
 
 def runs(views: list[Data]) -> TextTable:
-    from datetime import UTC, datetime
-
-    def started(view: Data) -> str:
-        return time_since(datetime.fromtimestamp(view["started_s"], UTC).isoformat())
-
     return grid(
         ("RUN", "STATE", "RESULTS", "TARGETS", "STARTED", "REASON"),
-        ((v["run"], v["state"], v["results"], ", ".join(c["target"] for c in v["targets"]), started(v), v["reason"])
-         for v in views),
+        ((v["run"], v["state"], v["results"], ", ".join(c["target"] for c in v["targets"]),
+          time_since(v["started_at"]), v["reason"]) for v in views),
         empty="no benchmark runs",
     )  # fmt: skip
 

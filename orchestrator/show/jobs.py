@@ -8,7 +8,7 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
 from orchestrator.show.table import TableStack, TextTable, facts, grid
 from orchestrator.terminal_text import escape_control, one_line
-from orchestrator.units import elapsed, size, time_since, when
+from orchestrator.units import elapsed, size, time_since, timestamp, when
 
 Data = dict[str, Any]
 COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "known_until", "attempts",
@@ -82,21 +82,27 @@ def _flat(value: Any) -> str:
 
 def reports(rows: list[Data]) -> TextTable:
     """One line per report of a job, one column per metric."""
-    metrics = dict.fromkeys(name for row in rows for name in row if name not in ("seq", "attempt", "step", "time"))
-    lines = ((row["attempt"], row.get("step"), when(row["time"]), *(row.get(name) for name in metrics)) for row in rows)
+    own = ("seq", "attempt", "step", "reported_at")
+    metrics = dict.fromkeys(name for row in rows for name in row if name not in own)
+    lines = ((r["attempt"], r["step"], when(r["reported_at"]), *(r.get(name) for name in metrics)) for r in rows)
     return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="the job reported nothing with ctx.report")
 
 
 def history(rows: list[Data]) -> TextTable:
     """One line per event of a job."""
-    lines = ((when(row["time"]), row["attempt"] or "", row["event"], _event(row["data"])) for row in rows)
+    lines = ((when(row["occurred_at"]), row["attempt"] or "", row["event"], _event(row["data"])) for row in rows)
     return grid(("TIME", "ATTEMPT", "EVENT", "WHAT"), lines, empty="no events")
 
 
 def story(view: Data) -> TableStack:
     """The events of a job, then one line per message from which something followed for it. Times are UTC."""
-    steps = (step_text(step["number"], step["time"], step["message"], step["changes"]) for step in view["steps"])
+    steps = (step_text(s["number"], _wall_s(s["handled_at"]), s["message"], s["changes"]) for s in view["steps"])
     return TableStack((history(view["events"]), "", *map(one_line, steps)))
+
+
+def _wall_s(iso: str) -> float:
+    moment = timestamp(iso)
+    return moment.timestamp() if moment else 0.0
 
 
 def _event(data: Data) -> str:
@@ -326,7 +332,7 @@ def files(data: Data) -> TableStack:
 
 
 def _file_rows(entries: list[Data]) -> TextTable:
-    rows = ((_file_name(entry), _file_size(entry), when(entry["modified_s"])) for entry in entries)
+    rows = ((_file_name(entry), _file_size(entry), when(entry["modified_at"])) for entry in entries)
     return grid(("FILE", "SIZE", "CHANGED"), rows, empty="no files")
 
 

@@ -184,7 +184,7 @@ class JobHandle:
         return KeyValueView(self._client.explain(self.id, changes), show.plan)
 
     def files(self, path: str = "") -> KeyValueView:
-        """Files that the job wrote to $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
+        """Files that the job wrote to $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_at."""
         return KeyValueView(list_all_files(self._client, self.id, path), show.files)
 
     def get(

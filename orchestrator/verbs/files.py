@@ -10,12 +10,14 @@ from orchestrator.runtime.files.job_files import FolderRef, JobFileService
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.request_bodies import MAX_INTEGER, FilePut
 from orchestrator.services.service import Service
+from orchestrator.units import iso
 from orchestrator.verbs.declare import Arg, Download, Role, verb
 from orchestrator.verbs.jobs import Ref
 from orchestrator.views.files import (
     DestinationView,
     DiscardedView,
     FilesPage,
+    FileView,
     HashesView,
     PieceView,
     PlacedView,
@@ -46,7 +48,8 @@ def list_(hub: Hub, ref: Ref, path: Path = "", after: After = "") -> FilesPage:
 
     `job` is the job's id, `folders` the location of its files: requests for pieces need both.
     """
-    return cast(FilesPage, hub.service.job_files.page(_find_job(hub.service, ref), path, after))
+    page = hub.service.job_files.page(_find_job(hub.service, ref), path, after)
+    return cast(FilesPage, page | {"entries": [_file_view(entry) for entry in page["entries"]]})
 
 
 @verb("GET /v1/jobs/{ref}/files/content", least=Role.VIEWER, slow=True)
@@ -161,3 +164,9 @@ def _node_files(service: Service) -> JobFileService:
     """Files on nodes, after waiting for the fleet's nodes."""
     service.readiness.wait_until_ready()
     return service.job_files
+
+
+def _file_view(entry: dict[str, Any]) -> FileView:
+    """The view of an entry that an agent lists."""
+    view = {k: v for k, v in entry.items() if k != "modified_s"}
+    return cast(FileView, view | {"modified_at": iso(entry["modified_s"])})

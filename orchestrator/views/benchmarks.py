@@ -76,7 +76,7 @@ class RunProgressView(TypedDict, total=False):
 
 
 class RunView(TypedDict):
-    """A benchmark run. Times are seconds since the epoch."""
+    """A benchmark run. Times are ISO 8601 in UTC."""
 
     format: int
     """Format of its lines."""
@@ -85,7 +85,6 @@ class RunView(TypedDict):
     code_archive: str
     content_sha: str
     """SHA-256 of the content of the submitted folder, or empty."""
-    time: float
     targets: list[TargetView]
     state: RunState
     reason: str
@@ -94,5 +93,5 @@ class RunView(TypedDict):
     """Number of results so far."""
     baseline: bool
     """Whether later runs are compared with it."""
-    started_s: float
-    ended_s: float | None
+    started_at: str
+    ended_at: str | None

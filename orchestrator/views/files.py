@@ -23,8 +23,8 @@ class FileView(TypedDict):
     type: Literal["file", "folder", "link", "other"]
     bytes: int
     """Size of a file, else 0."""
-    modified_s: float
-    """Seconds since the epoch."""
+    modified_at: str | None
+    """ISO 8601 in UTC; null if its time is not valid."""
     mode: int
     """Permission bits."""
     target: str

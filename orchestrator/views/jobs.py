@@ -163,8 +163,8 @@ class StoryStepView(TypedDict):
 
     number: int
     """Number of the message since the server started; 0 for a note about the server itself."""
-    time: float
-    """When the message was handled, in seconds since the epoch."""
+    handled_at: str
+    """When the message was handled, as ISO 8601 in UTC."""
     message: str
     changes: list[str]
     """Changed states of its attempts, then commands. The reply to a command names the number of the command."""
@@ -186,8 +186,8 @@ class JobEvent(TypedDict):
 
     seq: int
     """Number of the event, increasing over all jobs."""
-    time: float
-    """Seconds since the epoch."""
+    occurred_at: str
+    """ISO 8601 in UTC."""
     job: str
     """Id of the job; `node/NAME` for an event of a node."""
     event: str
@@ -220,5 +220,5 @@ class ReportView(TypedDict):
     """Number of the report, increasing over all jobs."""
     attempt: int
     step: int
-    time: float
-    """Seconds since the epoch."""
+    reported_at: str | None
+    """ISO 8601 in UTC; null if its time is not valid."""

@@ -102,8 +102,8 @@ class MeasuredView(TypedDict):
     """What was counted, such as samples."""
     run: str
     """The benchmark run that measured it."""
-    at_s: float
-    """Seconds since the epoch."""
+    measured_at: str
+    """ISO 8601 in UTC."""
     joules_per_item: float
     """0 if the device has no energy counter."""
 

@@ -1,13 +1,12 @@
 """The report as one HTML file, with inline figures, without scripts or network access."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from orchestrator.benchmark.report import figures, sentences
 from orchestrator.show.benchmark import SIGNS, STATUS_TEXTS, settings_text
 from orchestrator.terminal_text import escape_control
-from orchestrator.units import duration, size
+from orchestrator.units import duration, elapsed, size, timestamp
 
 Data = dict[str, Any]
 FOLDER = Path(__file__).parent
@@ -24,8 +23,8 @@ def html(summary: Data, lines: list[Data], since: Data | None = None) -> str:
     environment.filters |= {"duration": duration, "size": size, "way": settings_text}
     return environment.get_template("page.html").render(
         results=summary,
-        began=_moment(summary["started_s"]),
-        took=duration((summary["ended_s"] or 0) - (summary["started_s"] or 0)) if summary["ended_s"] else "",
+        began=_moment(summary["started_at"]),
+        took=elapsed(summary["started_at"], summary["ended_at"]) if summary["ended_at"] else "",
         trust=sentences.host_trust(summary),
         strip=sentences.verdict_strip(summary),
         heat=heat(summary),
@@ -85,5 +84,5 @@ def _tile(result: Data | None) -> Data:
     }  # fmt: skip
 
 
-def _moment(seconds: float | None) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else ""
+def _moment(iso: str | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M UTC}" if (moment := timestamp(iso)) else ""

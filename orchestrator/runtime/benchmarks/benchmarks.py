@@ -24,6 +24,7 @@ from orchestrator.runtime.benchmarks import job_requests
 from orchestrator.runtime.benchmarks.benchmark_run import Cancel, Run, RunServices, Submit, cancel_job
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.store.events.benchmark_lines import BenchmarkLines
+from orchestrator.units import iso
 from orchestrator.views.benchmark_lines import BenchmarkLine
 from orchestrator.views.benchmarks import RunView
 
@@ -121,7 +122,7 @@ class Benchmarks:
         """State and counts of a run, for the API. Raises NotFound."""
         summary = self._find(ref)
         live = self._running.get(summary["run"])
-        request_fields = {k: v for k, v in summary["started"].items() if k not in ("line", "jobs", "digest")}
+        request_fields = {k: v for k, v in summary["started"].items() if k not in ("line", "jobs", "digest", "time")}
         ended = summary["ended"]
         view = request_fields | {
             "run": summary["run"],
@@ -131,8 +132,8 @@ class Benchmarks:
             "progress": live.progress if live and not ended else {},
             "results": summary["results"],
             "baseline": summary["baseline"] is not None,
-            "started_s": summary["started"]["time"],
-            "ended_s": ended["time"] if ended else None,
+            "started_at": iso(summary["started"]["time"]),
+            "ended_at": iso(ended["time"]) if ended else None,
         }
         return cast(RunView, view)
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.units import duration, elapsed, size, time_since
+from orchestrator.units import duration, elapsed, iso, size, time_since, when
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -46,3 +46,9 @@ def test_times_are_told_from_now():
     assert elapsed("2026-11-20T11:00:00Z", "2026-11-20T11:00:10Z", NOW) == "10 s"
     assert elapsed(None, None, NOW) == ""
     assert elapsed("2026-11-20T12:00:00Z", "2026-11-20T11:00:10Z", NOW) == "", "the clock was set back meanwhile"
+
+
+def test_times_are_iso_and_what_is_no_time_is_none():
+    assert iso(1.5) == "1970-01-01T00:00:01.500+00:00"
+    assert [iso(no_time) for no_time in (None, 0.0, 1e300, -1e300)] == [None] * 4
+    assert when(iso(90.0)) == "1970-01-01 00:01:30" and when(None) == ""

@@ -78,7 +78,7 @@ RESTATED: dict[type, tuple[Any, set[str]]] = {
     Explanation: (plans.ExplanationView, set()),
     Start: (plans.StartView, {"allocation", "allocations"}),
     OtherJob: (plans.OtherJobView, set()),
-    Measured: (plans.MeasuredView, set()),
+    Measured: (plans.MeasuredView, {"at_s", "measured_at"}),
     Offer: (plans.OfferView, {"allocation", "allocations"}),
     Offers: (plans.OffersView, set()),
     ControllerHealth: (server.ControllerHealthView, set()),
@@ -143,7 +143,8 @@ def test_a_view_that_restates_a_dataclass_has_its_names_and_types(restated):
 
 def test_a_view_that_restates_a_pydantic_model_or_a_typed_dict_has_its_names():
     assert set(get_type_hints(benchmarks.BenchmarkRequestView)) == set(BenchmarkRequest.model_fields)
-    assert set(get_type_hints(files.FileView)) == set(get_type_hints(FolderEntry))
+    times = {"modified_s", "modified_at"}
+    assert set(get_type_hints(files.FileView)) ^ set(get_type_hints(FolderEntry)) == times
 
 
 def test_the_load_of_a_device_has_the_metrics_that_agents_send():
@@ -262,14 +263,21 @@ def test_results_of_a_real_benchmark_run_are_of_their_views():
 def test_a_key_more_or_less_or_of_another_type_is_a_problem():
     event = {
         "seq": 1,
-        "time": 1.5,
+        "occurred_at": "2026-11-20T11:00:00.000+00:00",
         "job": "a",
         "event": "started",
         "attempt": 1,
         "state": "RUNNING",
         "data": {"x": [1]},
     }
-    report = {"seq": 1, "attempt": 1, "step": 3, "time": 1.5, "loss": 0.5, "note": "text"}
+    report = {
+        "seq": 1,
+        "attempt": 1,
+        "step": 3,
+        "reported_at": "2026-11-20T11:00:00.000+00:00",
+        "loss": 0.5,
+        "note": "text",
+    }
 
     def has_problem(view, data, **changes):
         changed = {name: value for name, value in (data | changes).items() if value is not None}
