@@ -135,7 +135,7 @@ def kind_of(o: Any, pool: str) -> str:
 
 
 def losses(job: Any) -> dict[int, float]:
-    return {r["step"]: r["loss"] for r in job.reports() if "loss" in r}
+    return {r["step"]: r["metrics"]["loss"] for r in job.reports() if "loss" in r["metrics"]}
 
 
 def curve(job: Any) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.server.app import ROUTERS
-from orchestrator.server.http.response_views import WITH_METRICS, routes_of, view_of
+from orchestrator.server.http.response_views import routes_of, view_of
 from orchestrator.views.checkpoint_results import TOOL_RESULTS
 from orchestrator.views.jobs import JobView
 from orchestrator.views.values import ErrorBodyView
@@ -23,8 +23,6 @@ STATUS = {route.endpoint: route.status_code or 200 for route in routes_of(ROUTER
 ENDPOINTS = {route.operation_id: route.endpoint for route in routes_of(ROUTERS)}
 LIST_JOBS, RUN_TOOL = ENDPOINTS["jobs.list"], ENDPOINTS["checkpoints.run_tool"]
 MAX_CHECKED_BYTES = 4 << 20
-for view in WITH_METRICS:
-    view.__pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[attr-defined]
 
 
 @cache

@@ -163,8 +163,16 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
 
 def report_view(row: dict[str, Any]) -> ReportView:
     """The view of a report, as the job store has it."""
-    view = {k: v for k, v in row.items() if k != "time"}
-    return cast(ReportView, view | {"reported_at": iso(row["time"])})
+    metrics = {k: v for k, v in row["metrics"].items() if k not in ("step", "of")}
+    total = row["metrics"].get("of")
+    return {
+        "seq": row["seq"],
+        "attempt": row["attempt"],
+        "step": row["step"],
+        "of": total if type(total) is int else None,
+        "reported_at": iso(row["time"]),
+        "metrics": metrics,
+    }
 
 
 def node_view(node: Node, control: Control, now_s: float, allocations: Allocations) -> NodeView:

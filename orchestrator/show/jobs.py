@@ -82,10 +82,15 @@ def _flat(value: Any) -> str:
 
 def reports(rows: list[Data]) -> TextTable:
     """One line per report of a job, one column per metric."""
-    own = ("seq", "attempt", "step", "reported_at")
-    metrics = dict.fromkeys(name for row in rows for name in row if name not in own)
-    lines = ((r["attempt"], r["step"], when(r["reported_at"]), *(r.get(name) for name in metrics)) for r in rows)
-    return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="the job reported nothing with ctx.report")
+    names = dict.fromkeys(name for row in rows for name in row["metrics"])
+    lines = (
+        (r["attempt"], _step(r), when(r["reported_at"]), *(r["metrics"].get(name) for name in names)) for r in rows
+    )
+    return grid(("ATTEMPT", "STEP", "TIME", *names), lines, empty="the job reported nothing with ctx.report")
+
+
+def _step(report: Data) -> str:
+    return str(report["step"]) if report["of"] is None else f"{report['step']} of {report['of']}"
 
 
 def history(rows: list[Data]) -> TextTable:

@@ -214,11 +214,14 @@ class ChangeEvents(StreamEvents, total=False):
 
 
 class ReportView(TypedDict):
-    """Values that a job's code reported for one step. All other keys are its metrics."""
+    """Values that a job's code reported for one step."""
 
     seq: int
     """Number of the report, increasing over all jobs."""
     attempt: int
     step: int
+    of: int | None
+    """Number of all steps, if it was reported."""
     reported_at: str | None
     """ISO 8601 in UTC; null if its time is not valid."""
+    metrics: dict[str, Scalar]

@@ -37,7 +37,7 @@ def until_file(file: Path) -> RunJob:
 
 
 def ranks_by_step(job: JobHandle) -> dict[int, int]:
-    return {report["step"]: int(report["ranks"]) for report in job.reports()}
+    return {report["step"]: int(report["metrics"]["ranks"]) for report in job.reports()}
 
 
 def test_a_training_grows_to_a_device_that_became_free_and_makes_room_again(

@@ -125,7 +125,7 @@ class Training:
 
 
 def losses(job: JobHandle) -> dict[int, float]:
-    return {report["step"]: report["loss"] for report in job.reports() if "loss" in report}
+    return {r["step"]: r["metrics"]["loss"] for r in job.reports() if "loss" in r["metrics"]}
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 from workers.protocol.redaction import Redactor
 from workers.protocol.reserved_files import is_full
 
-RESERVED = frozenset({"t", "rank", "type", "attempt", "seq", "time"})
-"""Keys of every event, and of every line of metrics that the server returns."""
+RESERVED = frozenset({"t", "rank", "type"})
+"""Keys of every event."""
 
 
 REPORT_KEYS = frozenset({"step", "of"})

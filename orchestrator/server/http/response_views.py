@@ -18,11 +18,8 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from typing_extensions import get_original_bases, is_typeddict
 
-from orchestrator.views.jobs import ReportView
-from orchestrator.views.values import ErrorBodyView, Scalar
+from orchestrator.views.values import ErrorBodyView
 
-WITH_METRICS: dict[Any, Any] = {ReportView: Scalar}
-"""Views whose other keys are free, with the type of these keys' values."""
 REF = "#/components/schemas/{model}"
 VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 """Error schemas of FastAPI, which no response has."""
@@ -112,8 +109,6 @@ def _describe_fields(schemas: Data, views: Iterable[Any]) -> None:
         properties = schemas[view.__name__]["properties"]
         for name, text in field_descriptions(view).items():
             properties[name]["description"] = text
-        if view in WITH_METRICS:
-            schemas[view.__name__]["additionalProperties"] = TypeAdapter(WITH_METRICS[view]).json_schema()
 
 
 def _nested(views: Iterable[Any]) -> list[Any]:

@@ -298,7 +298,7 @@ class EventStore:
         metrics = self._metrics(row)
         if metrics is None:
             return None
-        return {**metrics, "seq": row.seq, "attempt": row.epoch, "step": row.step, "time": row.time}
+        return {"seq": row.seq, "attempt": row.epoch, "step": row.step, "time": row.time, "metrics": metrics}
 
 
 def _checkpoint_offset(checkpoint: str | None) -> int:

@@ -72,10 +72,11 @@ def test_every_verb_reaches_its_route(client, live, checkpoint):
     with pytest.raises(UserError, match="if: no pool is called 'cpux'; did you mean 'cpu'"):
         client.explain("hello", ["pool cpux down"])
     assert client.history("hello")[0]["event"] == "submitted"
-    live.service.store.report(job["id"], 1, 1, 1.0, {"step": 1, "loss": float("nan")})
+    live.service.store.report(job["id"], 1, 1, 1.0, {"step": 1, "of": 9, "loss": float("nan"), "time": 2, "seq": 3})
     client.cancel(client.submit({**RUN, "name": "next"})["id"])  # durable after the report, so that is there too
     (told,) = client.reports("hello")
-    assert (told["seq"], told["step"], told["loss"]) == (1, 1, "NaN")
+    assert told == {"seq": 1, "attempt": 1, "step": 1, "of": 9, "reported_at": "1970-01-01T00:00:01.000+00:00",
+                    "metrics": {"loss": "NaN", "time": 2, "seq": 3}}  # fmt: skip
     assert [pool["pool"] for pool in client.fleet()["pools"]] == ["cpu", "ipex", "xla"]
     assert [node["node"] for node in client.nodes()] == ["cpu-0", "ipex-0", "xla-0"]
     assert client.doctor() == []

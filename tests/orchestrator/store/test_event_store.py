@@ -241,8 +241,8 @@ def test_reports_are_read_back_by_job(open_store):
     store.close()
     store = open_store()
     assert store.reports("j") == [
-        {"step": 1, "loss": 1.0, "seq": 1, "attempt": 3, "time": 101.0},
-        {"step": 2, "loss": 0.5, "seq": 2, "attempt": 3, "time": 102.0},
+        {"seq": 1, "attempt": 3, "step": 1, "time": 101.0, "metrics": {"step": 1, "loss": 1.0}},
+        {"seq": 2, "attempt": 3, "step": 2, "time": 102.0, "metrics": {"step": 2, "loss": 0.5}},
     ]
     assert store.reports("j", after=1) == store.reports("j")[1:]
     assert store.reports("j", 0, 1) == store.reports("j")[:1]
