@@ -50,7 +50,7 @@ def upload_checkpoint(client: "Client", source: str, target: str, progress: Prog
                     client,
                     destination,
                     folder,
-                    [(str(f), int(i)) for f, i in begin_reply["missing"]],
+                    [(str(chunk["file"]), int(chunk["index"])) for chunk in begin_reply["missing"]],
                     begin_reply,
                     progress,
                 )

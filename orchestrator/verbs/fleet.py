@@ -34,7 +34,7 @@ def show(hub: Hub) -> FleetView:
         "name": record.name,
         "address": record.address,
         "state": runtime.problem or record.state,
-        "skipped_pools": [list(pair) for pair in record.skipped_pools],
+        "skipped_pools": [{"pool": pool, "reason": reason} for pool, reason in record.skipped_pools],
         "pools": [pool_view(name, spec, state, at.s, allocated) for name, spec in sorted(pools.items())],
         "policy": to_plain(state.policy),
         "projects": to_plain(holdings(state.projects, runtime.snapshot().running)),

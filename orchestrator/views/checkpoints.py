@@ -164,23 +164,23 @@ class CheckpointDestination(TypedDict):
     folder: str
 
 
+class ChunkView(TypedDict):
+    """A chunk of a file of a checkpoint."""
+
+    file: str
+    index: int
+
+
 class IncomingView(TypedDict):
     """A checkpoint whose transfer to a pool has started."""
 
     arrived: bool
     """Whether it is already there, complete."""
-    missing: list[list[str | int]]
-    """Pairs of file and index of the chunks to send."""
+    missing: list[ChunkView]
+    """The chunks to send."""
     step: int
     files: int
     bytes: int
-
-
-class ChunkView(TypedDict):
-    """A chunk that was stored."""
-
-    file: str
-    index: int
 
 
 class InterruptedView(TypedDict):

@@ -157,6 +157,13 @@ class QuotaView(TypedDict):
     """Whether the project may use more than its quota."""
 
 
+class SkippedPoolView(TypedDict):
+    """A pool that cannot exist here."""
+
+    pool: str
+    reason: str
+
+
 class FleetView(TypedDict):
     """The fleet by pools."""
 
@@ -164,8 +171,7 @@ class FleetView(TypedDict):
     address: str
     state: str
     """up, or why it cannot be used."""
-    skipped_pools: list[list[str]]
-    """Pairs of a pool that cannot exist here and the reason."""
+    skipped_pools: list[SkippedPoolView]
     pools: list[PoolView]
     policy: PolicyView
     projects: list[QuotaView]

@@ -99,6 +99,16 @@ class LeakView(TypedDict):
     node: str
 
 
+class RepairView(TypedDict):
+    """A restart by the server."""
+
+    repaired_at: str
+    """ISO 8601 in UTC."""
+    node: str
+    """Name of the node, or of the part of the fleet."""
+    message: str
+
+
 class HealthSnapshotView(TypedDict):
     """State of the server and its fleet."""
 
@@ -109,8 +119,8 @@ class HealthSnapshotView(TypedDict):
     """Whether all threads for calls into Ray are blocked."""
     nodes: list[NodeHealthView]
     leaks: list[LeakView]
-    repairs: list[list[str]]
-    """Restarts of the last ten minutes: when, subject, sentence."""
+    repairs: list[RepairView]
+    """Restarts of the last ten minutes."""
     not_repaired: list[str]
     """Why lost nodes are not restarted now."""
     replaced: bool

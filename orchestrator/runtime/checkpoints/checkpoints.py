@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.input import checkpoint_location
@@ -263,10 +263,11 @@ class CheckpointService:
         """Begin a copy from a client. If the client disconnects, the node gives the copy up after CLIENT_IDLE_S, so
         that the client can begin it again.
         """
-        reply: IncomingView = self._agents.call(
+        reply: dict[str, Any] = self._agents.call(
             node, "begin_checkpoint_upload", folder, name, text, CLIENT_IDLE_S, timeout_s=VERIFY_S
         )
-        return reply
+        missing = [{"file": file, "index": index} for file, index in reply["missing"]]
+        return cast(IncomingView, reply | {"missing": missing})
 
     def write(self, node: str, to: tuple[str, str], file: str, index: int, data: bytes) -> None:
         self._agents.call(node, "write_checkpoint_chunk", *to, file, index, data, timeout_s=CHUNK_S)

@@ -9,11 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import PolyfleetError
 from orchestrator.core.controller import messages as m
 from orchestrator.runtime.controller.pending_request import RESULT_S, PendingRequest
+from orchestrator.units import iso
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,15 @@ class Inbox:
         self.pending = [item for item in self.pending if not isinstance(item, PendingRequest)]
 
 
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A restart of a node or another part of the fleet. `repaired_at` is ISO 8601 in UTC."""
+
+    repaired_at: str
+    node: str
+    message: str
+
+
 class Liveness:
     """When the last cycle ended and what the thread does now, for other threads.
 
@@ -101,7 +112,6 @@ class Liveness:
         log.warning("%s", sentence)
         self._repairs.append((time.time(), node, sentence))
 
-    def repairs(self, within_s: float) -> list[tuple[str, str, str]]:
-        """Recent repairs as (time, node, sentence)."""
+    def repairs(self, within_s: float) -> list[Repair]:
         recent = [r for r in list(self._repairs) if time.time() - r[0] < within_s]
-        return [(time.strftime("%H:%M:%S UTC", time.gmtime(t)), node, sentence) for t, node, sentence in recent]
+        return [Repair(iso(wall_s) or "", node, sentence) for wall_s, node, sentence in recent]

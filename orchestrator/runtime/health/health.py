@@ -10,6 +10,8 @@ from orchestrator.runtime.agents import code_delivery
 from orchestrator.runtime.agents.agents import NO_FLEET
 from orchestrator.runtime.agents.ray_calls import Blocked
 from orchestrator.runtime.agents.ray_link import HEAD_GONE, HEAD_STARTS
+from orchestrator.runtime.controller.inbox import Repair
+from orchestrator.units import when
 
 CYCLE_LATE_S = 5.0
 STARTING_S = 60.0
@@ -83,7 +85,7 @@ class StoreHealth:
 class HealthSnapshot:
     """Health snapshot of the server and its fleet.
 
-    `repairs`: (when, subject, sentence). `not_repaired`: why lost nodes are not restarted now. `replaced`: this
+    `repairs`: recent restarts. `not_repaired`: why lost nodes are not restarted now. `replaced`: this
     database is not the one that the fleet was started with. `repairing`: the server restarts lost nodes.
     """
 
@@ -93,7 +95,7 @@ class HealthSnapshot:
     exhausted: bool = False
     nodes: tuple[NodeHealth, ...] = ()
     leaks: tuple[Leak, ...] = ()
-    repairs: tuple[tuple[str, str, str], ...] = ()
+    repairs: tuple[Repair, ...] = ()
     not_repaired: tuple[str, ...] = ()
     replaced: bool = False
     repairing: bool = True
@@ -110,7 +112,9 @@ def findings(snapshot: HealthSnapshot) -> list[NodeFinding]:
         *_leaks(snapshot),
         *_store(snapshot.store),
     ]
-    repaired = [(node, Finding("info", "repair", f"{message} at {when}")) for when, node, message in snapshot.repairs]
+    repaired = [
+        (r.node, Finding("info", "repair", f"{r.message} at {when(r.repaired_at)} UTC")) for r in snapshot.repairs
+    ]
     waiting = [
         (
             "",

@@ -7,6 +7,7 @@ import pytest
 from cluster.types import Finding
 from orchestrator.core.fleet.leaked_devices import Leak
 from orchestrator.runtime.agents.ray_calls import Blocked
+from orchestrator.runtime.controller.inbox import Repair
 from orchestrator.runtime.health.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth, findings
 
 WELL = HealthSnapshot(
@@ -121,13 +122,13 @@ def test_leaks_repairs_and_nodes_that_end_again_are_told():
     seen = replace(
         WELL,
         leaks=(Leak("j.1", "it is reserved in Ray, and this database has no such job"),),
-        repairs=(("12:00:00 UTC", "b", "node b had ended and was started again"),),
+        repairs=(Repair("2026-11-20T12:00:00.000+00:00", "b", "node b had ended and was started again"),),
         not_repaired=("node a ended again after 3 restarts",),
     )
     assert said(seen) == [
         ("", "warning", "allocation", "j.1: it is reserved in Ray, and this database has no such job"),
         ("", "warning", "repair", "node a ended again after 3 restarts"),
-        ("b", "info", "repair", "node b had ended and was started again at 12:00:00 UTC"),
+        ("b", "info", "repair", "node b had ended and was started again at 2026-11-20 12:00:00 UTC"),
     ]
 
 

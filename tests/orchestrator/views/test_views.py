@@ -32,6 +32,7 @@ from orchestrator.core.states import State
 from orchestrator.core.throughput import Measured
 from orchestrator.runtime.agents.ray_calls import Blocked
 from orchestrator.runtime.benchmarks.job_requests import JobRequest
+from orchestrator.runtime.controller.inbox import Repair
 from orchestrator.runtime.health.health import ControllerHealth, HealthSnapshot, NodeHealth, StoreHealth
 from orchestrator.server.app import ROUTERS, make_app
 from orchestrator.server.http.response_views import field_descriptions, routes_of, view_of
@@ -86,6 +87,7 @@ RESTATED: dict[type, tuple[Any, set[str]]] = {
     StoreHealth: (server.StoreHealthView, set()),
     Blocked: (server.BlockedView, set()),
     Leak: (server.LeakView, set()),
+    Repair: (server.RepairView, set()),
     HealthSnapshot: (server.HealthSnapshotView, set()),
     Failure: (jobs.FailureView, set()),
     Producer: (checkpoints.ProducerView, set()),
