@@ -161,8 +161,8 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def report_view(row: dict[str, Any]) -> ReportView:
-    """The view of a report, as the job store has it."""
+def metrics_view(row: dict[str, Any]) -> ReportView:
+    """The view of the metrics of one step. `row` is how the job store has them."""
     metrics = {k: v for k, v in row["metrics"].items() if k not in ("step", "of")}
     total = row["metrics"].get("of")
     return {

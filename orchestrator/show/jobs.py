@@ -89,8 +89,8 @@ def reports(rows: list[Data]) -> TextTable:
     return grid(("ATTEMPT", "STEP", "TIME", *names), lines, empty="the job reported nothing with ctx.report")
 
 
-def _step(report: Data) -> str:
-    return str(report["step"]) if report["of"] is None else f"{report['step']} of {report['of']}"
+def _step(row: Data) -> str:
+    return str(row["step"]) if row["of"] is None else f"{row['step']} of {row['of']}"
 
 
 def history(rows: list[Data]) -> TextTable:

@@ -13,7 +13,7 @@ from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.log_streams import LogStream, cursor_from
 from orchestrator.server.http.request_bodies import BulkJob, Spec
 from orchestrator.services.submissions import Submission
-from orchestrator.services.views import FIELDS, report_view
+from orchestrator.services.views import FIELDS, metrics_view
 from orchestrator.spec.resource_syntax import accelerators
 from orchestrator.verbs.declare import Arg, Events, Key, Page, Role, verb
 from orchestrator.views.jobs import AcceptedView, JobEvent, JobState, JobStoryView, JobView, ReportView
@@ -149,7 +149,7 @@ def story(hub: Hub, ref: Ref) -> JobStoryView:
 def reports(hub: Hub, ref: Ref, after: int = 0) -> list[ReportView]:
     """Values that the job's code reported with `ctx.report`, after number `after`."""
     rows = hub.service.store.reports(hub.service.jobs_table.find(ref).job.id, after)
-    return [report_view(row) for row in rows]
+    return [metrics_view(row) for row in rows]
 
 
 @verb("GET /v1/jobs/{ref}/logs", least=Role.VIEWER)

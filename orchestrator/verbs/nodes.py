@@ -56,5 +56,5 @@ def _after(service: Service, request: DrainRequested | ResumeRequested) -> NodeV
     """Pass a request about a node to the controller; return the node afterwards."""
     service.readiness.check_served()
     service.runtime.post_and_wait(request)
-    found = (view for view in _views(service) if view["node"] == request.node)
-    return next(found, None) or absent_node_view(request.node, "unknown")
+    views = (view for view in _views(service) if view["node"] == request.node)
+    return next(views, None) or absent_node_view(request.node, "unknown")
