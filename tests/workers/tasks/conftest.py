@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,30 +12,21 @@ import pytest
 import torch
 from patience import wait_for
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forked_ranks import RankForks
+
 from workers.protocol import lease
 from workers.protocol.messages import Order
 
 ROOT = Path(__file__).parents[3]
-CHILD = """
-import json, os, pathlib, sys, importlib, traceback
-from workers.tasks.rank_main import exit_process
-from workers.tasks.context import Context
-folder = pathlib.Path(os.environ["POLYFLEET_ATTEMPT_DIR"])
-order = json.loads((folder / "order.json").read_text())
-context = Context.from_attempt(folder, int(os.environ["RANK"]), order)
-try:
-    result = importlib.import_module("workers.tasks." + order["task"]).main(context)
-except Exception:
-    traceback.print_exc()
-    exit_process(1)
-(folder / f"result-{context.rank}.json").write_text(json.dumps(result, allow_nan=False))
-"""
 
 
 class Attempt:
     """An attempt's folder, with a lease as its node would keep it; `code` is the user's folder, where ranks run."""
 
-    def __init__(self, node, name, task="train", **order):
+    def __init__(self, forks, node, name, task="train", **order):
+        self._forks = forks
         self.folder = node / "shared" / f"{name}.1.0"
         self.code = self.folder / "work"
         self.code.mkdir(parents=True)
@@ -65,38 +55,31 @@ class Attempt:
     def write(self, source, name="user.py"):
         (self.code / name).write_text(source)
 
-    def start(self, world_size=1, interpreter=sys.executable, **variables):
-        """The ranks as processes; their output goes to pipes."""
+    def start(self, world_size=1):
+        """The ranks as processes."""
         (self.folder / "order.json").write_text(json.dumps(self.order | {"world_size": world_size}))
         port = _free_port()
+        variables = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "POLYFLEET_ATTEMPT_DIR": str(self.folder),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        }
         return [
-            subprocess.Popen(
-                [interpreter, "-c", CHILD],
-                cwd=self.code,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                    "POLYFLEET_ATTEMPT_DIR": str(self.folder),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(world_size),
-                    "LOCAL_WORLD_SIZE": str(world_size),
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-                    **variables,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+            self._forks.start(
+                variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, self.code, self.folder / f"rank-{rank}"
             )
             for rank in range(world_size)
         ]
 
-    def run(self, world_size=1, **how):
+    def run(self, world_size=1):
         """All ranks to their end, which must be a good one; their results by rank."""
-        return self.finish(self.start(world_size, **how))
+        return self.finish(self.start(world_size))
 
     def run_in(self, folder, **how):
         """Run with a copy of the user's `folder` as the working folder."""
@@ -116,7 +99,7 @@ class Attempt:
         """Wait for the first report, or for an end that should not be."""
         told = self.folder / "events.jsonl"
         wait_for(lambda: (told.is_file() and self.events("report")) or any(rank.poll() is not None for rank in ranks))
-        assert all(rank.poll() is None for rank in ranks), ranks[0].communicate()
+        assert all(rank.poll() is None for rank in ranks), ranks[0].communicate(timeout=240)
 
     def events(self, kind):
         lines = (self.folder / "events.jsonl").read_text().splitlines()
@@ -135,7 +118,14 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def forks():
+    forks = RankForks(ROOT)
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def attempt(tmp_path):
+def attempt(tmp_path, forks):
     """A maker of attempts, each in its own folder."""
-    return lambda name="attempt", **order: Attempt(tmp_path, name, **order)
+    return lambda name="attempt", **order: Attempt(forks, tmp_path, name, **order)
