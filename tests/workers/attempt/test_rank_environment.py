@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def test_a_rank_gets_exactly_these_variables():
         "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **OURS,
     }  # fmt: skip
+
+
+def test_the_guide_has_a_row_for_each_variable_of_ours_and_for_no_other():
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "jobs.md").read_text()
+    table = guide.split("Every process of a job, whatever its task, has these variables:")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`(POLYFLEET_\w+)`", cell)]
+    assert sorted(names) == sorted([*OURS, "POLYFLEET_RESUME_PATH"])
 
 
 def test_a_command_on_a_node_gets_ours_and_none_of_torchruns():
