@@ -89,24 +89,28 @@ class TestWhereResultsGo:
         assert k.softmax(x, out=out) is out
         np.testing.assert_allclose(out, 1 / 8)
 
-    @pytest.mark.parametrize("name", ["torch", "numpy"])
-    def test_row_operations_work_in_place(self, name):
-        k = create(name)
-        x, w = draw(3, 8), draw(8)
-        cos, sin = angles(3, 2)
+    @pytest.mark.parametrize("shape", [(3, 8), (2, 20001)], ids=("narrow", "wide"))
+    def test_row_operations_work_in_place(self, kernels, shape):
+        k, here = kernels, kernels.device
+        x, w = draw(*shape).to(here), draw(shape[1]).to(here)
+        cos, sin = (table.to(here) for table in angles(3, 2))
+        turned = (
+            lambda x, **o: k.apply_rope(x, cos, sin, **o),
+            lambda x, **o: k.apply_rope(x, cos, sin, layout="pairs", **o),
+        )
         for call in (
             lambda x, **o: k.rmsnorm(x, w, **o),
             lambda x, **o: k.layernorm(x, w, w, **o),
             k.softmax,
             k.silu,
             lambda x, **o: k.swiglu(x, x + 1, **o),
-            lambda x, **o: k.apply_rope(x, cos, sin, **o),
-            lambda x, **o: k.apply_rope(x, cos, sin, layout="pairs", **o),
+            lambda x, **o: k.swiglu(x + 1, x, **o),
+            *(turned if shape[1] == 8 else ()),
         ):
             want = call(x)
-            for given in (x.clone(), torch.stack((x, x), -1)[..., 0]):
-                assert call(given, out=given) is given
-                assert torch.equal(given, want)
+            for array in (x.clone(), torch.stack((x, x), -1)[..., 0]):
+                assert call(array, out=array) is array
+                assert torch.equal(array, want)
 
     def test_nothing_is_written_to_inputs(self, kernels):
         arguments = [draw(2, 3, 8), draw(8), draw(8, 1)[:, 0]]
