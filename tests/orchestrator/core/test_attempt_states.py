@@ -224,6 +224,21 @@ def test_the_controller_does_not_work_without_a_row(tell, monkeypatch, machine, 
         tell(machine, state, event)
 
 
+@pytest.mark.parametrize("state", TIMERS)
+def test_a_time_limit_that_is_removed_or_never_passes_is_missed(tell, monkeypatch, state):
+    machine = "attempt" if state in A.__members__ else "stop request"
+    monkeypatch.setitem(TIMERS, state, float("inf"))
+    with pytest.raises(AssertionError):
+        assert "timed_out" in [seen.event for seen in tell(machine, state, "timed_out")[1]]
+
+
+@pytest.mark.parametrize("state", TIMERS)
+def test_the_controller_does_not_work_without_a_time_limit(tell, monkeypatch, state):
+    monkeypatch.delitem(TIMERS, state)
+    with pytest.raises(KeyError):
+        tell("attempt" if state in A.__members__ else "stop request", state, "timed_out")
+
+
 @pytest.mark.parametrize(("machine", "state", "event"), IGNORED, ids=map(ids, IGNORED))
 def test_what_is_to_be_ignored_changes_no_state(tell, machine, state, event):
     story, observed = tell(machine, state, event)
