@@ -15,6 +15,7 @@ from orchestrator.core.attempt import (
     attempt_reports,
     attempt_stops,
     epoch_guard,
+    expiry,
     stop_modes,
     suspicion,
     transitions,
@@ -78,11 +79,7 @@ def silence_never_missed() -> list[Patch]:
 
 def no_wait_after_the_fence() -> list[Patch]:
     """A part counts as ended as soon as its fence is raised, before its lease has expired."""
-
-    def certain(draft: Draft, live: LiveAttempt, rank: int) -> str:
-        return suspicion._suspect_reason(draft, live, live.parts[rank]) if live.fenced_s is not None else ""
-
-    return [(suspicion, "_expired_reason", certain)]
+    return [(expiry, "PROOFS", (lambda draft, live, rank: True,))]
 
 
 def other_parts_lose_their_grace() -> list[Patch]:

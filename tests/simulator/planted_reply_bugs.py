@@ -29,7 +29,8 @@ Patch = tuple[Any, str, Any]
 
 def cut_off_for_ever() -> list[Patch]:
     """One silence of a node counts as the reason of every later failure."""
-    return [(LiveAttempt, "end_cut_off", lambda live, now_s: live)]
+    rules = tuple(rule for rule in suspicion.RECOVERY if rule is not suspicion._end_cut_off)
+    return [(suspicion, "RECOVERY", rules)]
 
 
 def own_fence_mistaken_for_anothers() -> list[Patch]:

@@ -7,7 +7,7 @@ log, another controller raised it for an attempt of its own.
 
 from dataclasses import replace
 
-from orchestrator.core.attempt.suspicion import lease_s
+from orchestrator.core.attempt.expiry import lease_s
 from orchestrator.core.controller.commands import Fence
 from orchestrator.core.controller.draft import Control, Draft, EpochGuard
 from orchestrator.core.controller.messages import FenceAnswered

@@ -3,28 +3,23 @@
 A silent node does not prove that the work has stopped: a frozen or disconnected machine may continue, and its agent may
 renew leases as long as the fence allows that. So a fence above the attempt's epoch is raised first. Once Ray has stored
 it, the lease is not renewed any more, nothing of that epoch starts, and none of its checkpoints is committed. The part
-has ended one full lease later, or as soon as its node itself reports that no process of it runs.
+has ended one full lease later, or as soon as its node itself reports that no process of it runs (expiry.py).
 """
 
-from orchestrator.core.attempt import attempt_stops
+from collections.abc import Callable
+
+from orchestrator.core.attempt import attempt_stops, expiry
 from orchestrator.core.attempt.attempt_outcome import lost_outcome
 from orchestrator.core.attempt.attempt_states import ABOVE, CLEAR, LOWERED, OWN, RAISED, TIMERS
 from orchestrator.core.attempt.stop_modes import is_broken
 from orchestrator.core.attempt.transitions import REPORTED, move, void_stops
 from orchestrator.core.controller import nodes
-from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, PartState, StopState
+from orchestrator.core.controller.attempts import AttemptPart, AttemptState, LiveAttempt, PartState
 from orchestrator.core.controller.draft import Control, Draft
 from orchestrator.core.controller.messages import FenceAnswered, Now
 from orchestrator.core.jobs.fold import WORKING
-from orchestrator.core.model import Job
 from orchestrator.core.states import State
-from orchestrator.core.timing import (
-    CANCELLED_LEASE_S,
-    LAUNCH_SLOW_S,
-    LEASE_MARGIN_S,
-    NODE_SILENT_S,
-    PATIENT_LEASE_S,
-)
+from orchestrator.core.timing import LAUNCH_SLOW_S, NODE_SILENT_S
 
 A = AttemptState
 
@@ -126,11 +121,22 @@ def _waits_for_node(draft: Draft, attempt: LiveAttempt) -> bool:
 
 def _recover(draft: Draft, attempt: LiveAttempt) -> None:
     """Let the attempt count again if all nodes respond again and no part was lost or failed."""
-    if any(is_broken(part) for part in attempt.parts):
-        return
-    draft.attempts[attempt.job] = attempt.end_cut_off(draft.now.s)
-    if attempt.state in (A.CHECKING, A.FENCING, A.FENCED):
-        move(draft, attempt.job, "recovered")
+    if not any(is_broken(part) for part in attempt.parts):
+        for restore in RECOVERY:
+            restore(draft, attempt.job)
+
+
+def _end_cut_off(draft: Draft, job: str) -> None:
+    draft.attempts[job] = draft.attempts[job].end_cut_off(draft.now.s)
+
+
+def _withdraw_fence(draft: Draft, job: str) -> None:
+    if draft.attempts[job].state in (A.CHECKING, A.FENCING, A.FENCED):
+        move(draft, job, "recovered")
+
+
+RECOVERY: tuple[Callable[[Draft, str], None], ...] = (_end_cut_off, _withdraw_fence)
+"""What follows for an attempt whose nodes all respond again, in this order."""
 
 
 def _request_again(draft: Draft, attempt: LiveAttempt) -> LiveAttempt:
@@ -200,41 +206,7 @@ def _apply_stored_fence(draft: Draft, before: LiveAttempt) -> None:
 
 def _expired_reason(draft: Draft, attempt: LiveAttempt, rank: int) -> str:
     """Say why it is certain that no process of this part runs; "" if it is not certain."""
-    if attempt.fenced_s is None:
-        return ""
-    part = attempt.parts[rank]
-    node, stop = draft.nodes.get(part.node), attempt.stop_requests.get(part.node)
-    if draft.now.s > _expires_s(draft, attempt, rank):
-        return _suspect_reason(draft, attempt, part)
-    if node is None or stop is None or stop.state is not StopState.ACKNOWLEDGED or stop.updated_s < attempt.fenced_s:
-        return ""
-    is_absent = (
-        node.list_requested_s is not None
-        and node.list_requested_s > stop.updated_s
-        and attempt.part_key(rank) not in node.listed
-    )
-    return _suspect_reason(draft, attempt, part) if is_absent else ""
-
-
-def _expires_s(draft: Draft, attempt: LiveAttempt, rank: int) -> float:
-    """Return when the lease of a part has expired, with margin.
-
-    An agent that runs renews the leases on its node. After a raylet restart its node has a second name until Ray
-    removes the first, so contact under either name counts.
-    """
-    name, key = attempt.parts[rank].node, attempt.part_key(rank)
-    node, lease_and_margin_s = draft.nodes.get(name), lease_s(draft.records[attempt.job].job) + LEASE_MARGIN_S
-    renewed_s = max(attempt.fenced_s or draft.now.s, node.last_contact_s if node else 0.0)
-    if draft.now.s > renewed_s + lease_and_margin_s:  # only now, because this checks all nodes
-        second_names = (n for n in draft.nodes.current.values() if n.duplicate_of == name and n.runs(key))
-        renewed_s = max([renewed_s, *(n.last_contact_s for n in second_names)])
-    return renewed_s + lease_and_margin_s
-
-
-def lease_s(job: Job) -> float:
-    """Return how long an attempt may keep running after the last renewal of its lease."""
-    full_s = PATIENT_LEASE_S if job.recovery.on_disconnect == "wait" else job.recovery.lease_s
-    return min(full_s, CANCELLED_LEASE_S) if job.state is State.CANCELLED else full_s
+    return _suspect_reason(draft, attempt, attempt.parts[rank]) if expiry.is_over(draft, attempt, rank) else ""
 
 
 def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str:
@@ -258,7 +230,7 @@ def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str
         return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
     if attempt.fenced_s is None:
         return f"{why}; the lease of its attempt is being revoked"
-    left_s = max(0.0, _expires_s(draft, attempt, rank) - now.s)
+    left_s = max(0.0, expiry.expires_s(draft, attempt, rank) - now.s)
     return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 
 

@@ -8,7 +8,8 @@ them. No threads, no clock, no Ray.
 |----------------------------|--------------------------------------------------------------------------------------|
 | fleet/membership.py        | which nodes exist, whose agent is restarted, which nodes take no jobs                |
 | attempt/attempt_reports.py | how messages of agents change attempts                                               |
-| attempt/suspicion.py       | when a part of an attempt on a silent node counts as ended                           |
+| attempt/suspicion.py       | attempts with parts on silent nodes: fenced off, until their nodes respond           |
+| attempt/expiry.py          | when it is certain that no process of a fenced part runs                             |
 | attempt/epoch_guard.py     | when a job may be placed that may have a running attempt missing from the log        |
 | attempt/attempt_stops.py   | which attempts are stopped, and how an attempt ends                                  |
 | placement.py               | where waiting jobs run (plan/plan.py), and orders for their nodes (launch_orders.py) |

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from orchestrator.core.attempt import attempt_stops, epoch_guard
-from orchestrator.core.attempt.suspicion import lease_s
+from orchestrator.core.attempt.expiry import lease_s
 from orchestrator.core.controller import nodes
 from orchestrator.core.controller.attempts import AttemptState, attempt_of, node_of
 from orchestrator.core.controller.draft import Control, Draft
