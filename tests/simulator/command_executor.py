@@ -146,7 +146,7 @@ class SimulatedExecutor:
         ray = self.world.ray
         machine = ray.node_by_id.get(command.ray_id)
         is_present = machine is not None and machine.ray_id == command.ray_id and machine.powered
-        if machine is None or not is_present or ray.is_away or not ray.withholds(command.ray_id):
+        if machine is None or not is_present or ray.is_away or not ray.has_stuck_resources(command.ray_id):
             self.server.receive_external(m.NodeNotRestarted(command.node, command.ray_id))
             return
         self.world.checks.check_restart(machine)

@@ -237,7 +237,7 @@ class Injector:
             ray.listed[ray_id] = ListedNode(ray_id, machine.label)
             self.world.after(self.random_duration_s(), ray.listed.pop, ray_id, None)
 
-    def ray_withholds(self) -> None:
+    def ray_is_stuck(self) -> None:
         """Lose a message between two of Ray's processes: a device stays reserved although nothing uses it."""
         machine = self.machine()
         if machine.ray_id:

@@ -29,7 +29,7 @@ class Faults:
     ray_away_s: float = 0.0
     head_lost_s: float = 0.0
     second_of_name_s: float = 0.0
-    ray_withholds_s: float = 0.0
+    ray_is_stuck_s: float = 0.0
     notice_s: float = 0.0
     server_killed_s: float = 0.0
     server_stopped_s: float = 0.0

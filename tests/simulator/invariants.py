@@ -214,14 +214,14 @@ class Checks:
                 self.broken("L2", job.id, f"is refused, though {able} could run {want}")
 
     def _cancelled(self, command: Stop, control: Control) -> None:
-        record, live = control.records.get(command.job), control.attempts.get(command.job)
-        if record is None or live is None or live.epoch != command.epoch or record.job.state is not State.SAVING:
+        record, attempt = control.records.get(command.job), control.attempts.get(command.job)
+        if record is None or attempt is None or attempt.epoch != command.epoch or record.job.state is not State.SAVING:
             return
-        has_no_failure = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in live.parts)
+        has_no_failure = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in attempt.parts)
         if (
             has_no_failure
-            and not live.superseded_reason
-            and not any(p.doubt or p.unreadable_reason for p in live.parts)
+            and not attempt.superseded_reason
+            and not any(p.doubt or p.unreadable_reason for p in attempt.parts)
         ):
             self.broken("I11", command.job, f"is cancelled on {command.node} within the grace of its preemption")
 
@@ -232,16 +232,19 @@ class Checks:
         now_s, control = server.now().s, server.control
         if not (server.up and not server.frozen and control.is_joined and now_s - control.ticked_s < 2.0):
             return
-        for live in control.attempts.values():
-            job = control.records[live.job].job
-            if live.state is AttemptState.LAUNCHING or live.raised_fence or job.recovery.on_disconnect == "wait":
+        for attempt in control.attempts.values():
+            job = control.records[attempt.job].job
+            if attempt.state is AttemptState.LAUNCHING or attempt.raised_fence or job.recovery.on_disconnect == "wait":
                 continue
-            for part in live.parts:
+            for part in attempt.parts:
                 node = control.nodes.get(part.node)
-                last_contact_s = max(node.last_contact_s if node else -1e9, live.since_s)
-                silent_s, has_acted = now_s - last_contact_s, live.cut_off is not None and live.cut_off.until_s is None
+                last_contact_s = max(node.last_contact_s if node else -1e9, attempt.since_s)
+                silent_s, has_acted = (
+                    now_s - last_contact_s,
+                    attempt.cut_off is not None and attempt.cut_off.until_s is None,
+                )
                 if part.outcome is None and silent_s > MAX_SILENT_S and not has_acted:
-                    self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s without a reaction")
+                    self.broken("R4", attempt.job, f"{part.node} is silent for {silent_s:.0f} s without a reaction")
 
     def _check_placement(self, event: Event, record: Record, before: Control) -> None:
         attempt = record.attempts[-1]
@@ -297,13 +300,13 @@ class Checks:
         """Note launches that failed for a user's error. A server that starts later does not know of them."""
         for message in messages:
             if isinstance(message, LaunchFailed) and message.kind == "user":
-                live = before.attempts.get(message.job)
-                if live is not None and live.state is AttemptState.LAUNCHING and live.epoch == message.epoch:
+                attempt = before.attempts.get(message.job)
+                if attempt is not None and attempt.state is AttemptState.LAUNCHING and attempt.epoch == message.epoch:
                     self.user_errors[message.job] = self.world.server.life
 
     def _released(self, before: Control, control: Control) -> None:
         if released := before.pending_releases.keys() - control.pending_releases.keys():
-            used = {live.allocation_name for live in control.attempts.values()}
+            used = {attempt.allocation_name for attempt in control.attempts.values()}
             for name in sorted((released - used) & self.world.ray.reserved.keys()):
                 self.broken("I20", "", f"{name} counts as released but is reserved in Ray")
 
@@ -331,8 +334,8 @@ class Checks:
         """Check that nothing runs on a machine that is about to be restarted."""
         records = self.world.store.records
         for attempt in machine.attempts.values():
-            live = records[attempt.job].live_attempt if attempt.job in records else None
-            if not attempt.ended and live is not None and live.epoch == attempt.epoch:
+            stored = records[attempt.job].live_attempt if attempt.job in records else None
+            if not attempt.ended and stored is not None and stored.epoch == attempt.epoch:
                 self.broken("I17", attempt.job, f"{attempt.key} runs on {machine.label}")
 
     def check_commit(self, attempt: SimulatedAttempt) -> None:

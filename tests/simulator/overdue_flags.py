@@ -53,23 +53,31 @@ class TimeLimits:
 
     def _find(self, control: Control) -> Iterator[tuple[Key, float, str]]:
         reported = {leak.holder for leak in leaked_devices.list_leaks(control, self.world.server.now())}
-        for live in control.attempts.values():
-            job = control.records[live.job].job
-            if live.state is AttemptState.LAUNCHING:
+        for attempt in control.attempts.values():
+            job = control.records[attempt.job].job
+            if attempt.state is AttemptState.LAUNCHING:
                 continue
-            if live.raised_fence is None and self.world.ray.highest_fence(live.job) > live.epoch:
-                yield ("R5", live.job, live.epoch), MAX_FENCED_S, f"a fence is above its attempt {live.epoch}"
-            if live.cut_off is not None and live.cut_off.until_s is None and self._is_reached(control, live):
-                yield ("R6", live.job, live.epoch), MAX_EXPLAINED_S, f"{live.cut_off.reason!r} explains its failures"
-            if job.state in TERMINAL and live.key not in reported:
+            if attempt.raised_fence is None and self.world.ray.highest_fence(attempt.job) > attempt.epoch:
+                yield ("R5", attempt.job, attempt.epoch), MAX_FENCED_S, f"a fence is above its attempt {attempt.epoch}"
+            if attempt.cut_off is not None and attempt.cut_off.until_s is None and self._is_reached(control, attempt):
+                yield (
+                    ("R6", attempt.job, attempt.epoch),
+                    MAX_EXPLAINED_S,
+                    f"{attempt.cut_off.reason!r} explains its failures",
+                )
+            if job.state in TERMINAL and attempt.key not in reported:
                 limit_s = job.recovery.lease_s + MAX_UNREPORTED_S
-                yield ("R7", live.job, live.epoch), limit_s, f"its attempt {live.epoch} keeps running unreported"
+                yield (
+                    ("R7", attempt.job, attempt.epoch),
+                    limit_s,
+                    f"its attempt {attempt.epoch} keeps running unreported",
+                )
 
-    def _is_reached(self, control: Control, live: LiveAttempt) -> bool:
+    def _is_reached(self, control: Control, attempt: LiveAttempt) -> bool:
         """Whether the attempt's nodes respond and have it."""
-        if live.superseded_reason or any(part.doubt or is_broken(part) for part in live.parts):
+        if attempt.superseded_reason or any(part.doubt or is_broken(part) for part in attempt.parts):
             return False
-        now_s, nodes = self.world.server.now().s, (control.nodes.get(part.node) for part in live.parts)
+        now_s, nodes = self.world.server.now().s, (control.nodes.get(part.node) for part in attempt.parts)
         return all(
             node is not None and not node.lost_reason and node.silent_s(now_s) < NODE_SILENT_S / 2 for node in nodes
         )

@@ -52,9 +52,9 @@ def cancel_loses_its_release() -> list[Patch]:
     """If a cancel is stored while an attempt ends, `released` is never written."""
     original = attempt_stops._conclude
 
-    def conclude(draft: Draft, live: LiveAttempt) -> None:
-        if draft.records[live.job].job.state is not State.CANCELLED:
-            original(draft, live)
+    def conclude(draft: Draft, attempt: LiveAttempt) -> None:
+        if draft.records[attempt.job].job.state is not State.CANCELLED:
+            original(draft, attempt)
 
     return [(attempt_stops, "_conclude", conclude)]
 
@@ -79,7 +79,7 @@ def silence_never_missed() -> list[Patch]:
 
 def no_wait_after_the_fence() -> list[Patch]:
     """A part counts as ended as soon as its fence is raised, before its lease has expired."""
-    return [(expiry, "PROOFS", (lambda draft, live, rank: True,))]
+    return [(expiry, "PROOFS", (lambda draft, attempt, rank: True,))]
 
 
 def other_parts_lose_their_grace() -> list[Patch]:
@@ -115,8 +115,8 @@ def gang_in_part() -> list[Patch]:
 def fence_not_raised() -> list[Patch]:
     """An attempt counts as fenced, but the fence was not written."""
 
-    def unfenced(draft: Draft, live: LiveAttempt) -> None:
-        draft.raised_fences[live.job] = live.epoch + 1
+    def unfenced(draft: Draft, attempt: LiveAttempt) -> None:
+        draft.raised_fences[attempt.job] = attempt.epoch + 1
 
     rows = {(state, "suspected"): (AttemptState.FENCED, "raise") for state in AttemptState}
     return [
@@ -129,7 +129,7 @@ def epochs_used_again() -> list[Patch]:
     """After a restore of an older backup, epochs continue from its log, so that some are used again."""
 
     def launch(*arguments: Any, **_: Any) -> Any:
-        return launch_orders.launch_command(*arguments, fenced=True)
+        return launch_orders.launch_command(*arguments, fence_is_ours=True)
 
     return [
         (Job, "next_epoch", property(lambda job: job.epoch + 1)),
@@ -163,7 +163,7 @@ def old_lists_believed() -> list[Patch]:
     return [(nodes, "closed_reason", closed), (attempt_reports, "retry_untracked", lambda draft: None)]
 
 
-def withheld_for_ever() -> list[Patch]:
+def stuck_for_ever() -> list[Patch]:
     """Devices that Ray keeps reserved for nothing are never freed."""
     return [(attempt_stops, "note_stuck", lambda draft, names: None)]
 
@@ -172,7 +172,7 @@ def node_restarted_amid_work() -> list[Patch]:
     """A node of which Ray has lost count is restarted at once, even if something runs there."""
     return [
         (leaked_devices, "_is_idle", lambda draft, node: True),
-        (SimulatedRay, "withholds", lambda ray, ray_id: True),
+        (SimulatedRay, "has_stuck_resources", lambda ray, ray_id: True),
     ]
 
 
@@ -182,7 +182,7 @@ PLANTED: dict[str, Callable[[], list[Patch]]] = {
         *(first_cause_forgotten, cancel_loses_its_release, launch_replies_dropped, silence_never_missed),
         *(no_wait_after_the_fence, other_parts_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
         *(epochs_used_again, lease_stretched, devices_allocated_twice, reservations_not_released, old_lists_believed),
-        *(withheld_for_ever, node_restarted_amid_work),
+        *(stuck_for_ever, node_restarted_amid_work),
         *BUGS,
     )
 }
@@ -202,8 +202,8 @@ FAULTS: dict[str, Callable[[], Faults]] = {
     "devices_allocated_twice": Faults,
     "reservations_not_released": Faults,
     "old_lists_believed": lambda: Faults(older_backup_s=60.0, server_killed_s=30.0),
-    "withheld_for_ever": lambda: Faults(ray_withholds_s=60.0),
-    "node_restarted_amid_work": lambda: Faults(ray_withholds_s=60.0),
+    "stuck_for_ever": lambda: Faults(ray_is_stuck_s=60.0),
+    "node_restarted_amid_work": lambda: Faults(ray_is_stuck_s=60.0),
     "cut_off_for_ever": lambda: Faults(cut_out_s=6.0),
     "own_fence_mistaken_for_anothers": lambda: Faults(ray_away_s=30.0, cut_both_s=10.0),
     "late_replies_believed": lambda: Faults(doubled=0.2, slow=0.2),

@@ -36,8 +36,8 @@ def cut_off_for_ever() -> list[Patch]:
 def own_fence_mistaken_for_anothers() -> list[Patch]:
     """After joining a cluster again, a fence that this server raised is mistaken for that of another one."""
 
-    def read(draft: Draft, live: LiveAttempt) -> None:
-        suspicion._fenced_by_others(draft, live, live.epoch + 1)
+    def read(draft: Draft, attempt: LiveAttempt) -> None:
+        suspicion._fenced_by_others(draft, attempt, attempt.epoch + 1)
 
     fenced = (AttemptState.FENCING, AttemptState.FENCED, AttemptState.LOWERING)
     rows = {(state, "rejoined"): (AttemptState.ADOPTED, "read") for state in fenced}
@@ -72,9 +72,9 @@ def stops_restart() -> list[Patch]:
     def request_stop(draft: Draft, job: str, node: str, mode: str) -> None:
         before = draft.attempts[job].stop_requests.get(node)
         original(draft, job, node, mode)
-        live = draft.attempts[job]
-        if live.stop_requests.get(node) is not before and live.cancelled_s is not None:
-            draft.attempts[job] = replace(live, cancelled_s=draft.now.s)
+        attempt = draft.attempts[job]
+        if attempt.stop_requests.get(node) is not before and attempt.cancelled_s is not None:
+            draft.attempts[job] = replace(attempt, cancelled_s=draft.now.s)
 
     return [(attempt_stops, "_request_stop", request_stop)]
 
@@ -100,15 +100,15 @@ def user_error_mistaken_for_a_lost_node() -> list[Patch]:
     original = attempt_outcome._cause_rank
 
     def launch_failed(draft: Draft, failure: m.LaunchFailed) -> None:
-        live = draft.attempts.get(failure.job)
+        attempt = draft.attempts.get(failure.job)
         if (
-            live is not None
-            and live.state is AttemptState.LAUNCHING
-            and live.epoch == failure.epoch
+            attempt is not None
+            and attempt.state is AttemptState.LAUNCHING
+            and attempt.epoch == failure.epoch
             and failure.kind == "user"
             and failure.maybe_started
         ):
-            draft.attempts[live.job] = live.begin_cut_off(failure.message, draft.now.s)
+            draft.attempts[attempt.job] = attempt.begin_cut_off(failure.message, draft.now.s)
         attempt_stops.launch_failed(draft, failure)
 
     def cause_rank(part: AttemptPart, first_failed_s: float | None) -> int:

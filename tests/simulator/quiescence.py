@@ -44,7 +44,7 @@ def run_until_quiet(world: "Simulation") -> None:
 def _give_up_waiting(world: "Simulation") -> None:
     """Cancel jobs that would wait for a node that never comes back, or a day for an unknown attempt."""
     removed, control = {machine.label for machine in world.machines if machine.gone}, world.server.control
-    waiting = {live.job for live in control.attempts.values() if removed & {part.node for part in live.parts}}
+    waiting = {attempt.job for attempt in control.attempts.values() if removed & {part.node for part in attempt.parts}}
     for job in sorted(waiting | control.epoch_guards.keys()):
         if _recovery(world, job).on_disconnect == "wait" and control.records[job].job.state not in TERMINAL:
             world.users.cancel(job)

@@ -35,7 +35,7 @@ class SimulatedRay:
         self.fences_away = False
         self._joined = 0
 
-    def withholds(self, ray_id: str) -> bool:
+    def has_stuck_resources(self, ray_id: str) -> bool:
         """Whether nothing is reserved on the node, and yet not all of it is free."""
         is_reserved = any(node == ray_id for devices in self.reserved.values() for node, _ in devices)
         return not is_reserved and any(node == ray_id for node, _ in self.stuck)

@@ -146,7 +146,7 @@ def restart_raylet(world: Scenario) -> None:
     world.injector.raylet_out(world.machines[0])
 
 
-def ray_withholds(world: Scenario) -> None:
+def ray_is_stuck(world: Scenario) -> None:
     world.ray.stuck.add((world.machines[3].ray_id, 0))
 
 
@@ -162,5 +162,5 @@ ACTIONS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (
     (45.0, restart_server),
     (55.0, cut),
     (70.0, agent_hangs),
-    (71.0, ray_withholds),
+    (71.0, ray_is_stuck),
 )

@@ -257,10 +257,10 @@ class WatchedDraft(Draft):
 
 def find_phase_regressions(before: Mapping[str, LiveAttempt], after: Mapping[str, LiveAttempt]) -> Iterator[Problem]:
     """Find parts whose phase returned to an earlier one. `before`, `after`: attempts before and after a cycle."""
-    for job, live in after.items():
+    for job, attempt in after.items():
         previous = before.get(job)
-        if previous is None or previous is live or previous.epoch != live.epoch:
+        if previous is None or previous is attempt or previous.epoch != attempt.epoch:
             continue
-        for rank, (old, new) in enumerate(zip(previous.parts, live.parts, strict=True)):
+        for rank, (old, new) in enumerate(zip(previous.parts, attempt.parts, strict=True)):
             if PHASE_ORDER.index(new.phase) < PHASE_ORDER.index(old.phase):
                 yield job, f"part {rank} was {old.phase} and is {new.phase or 'unreported'}"

@@ -122,9 +122,9 @@ def note_stuck(draft: Draft, names: Iterable[str]) -> None:
     """Record that a launch failed because Ray reserves resources of these nodes for no existing holder."""
     for name in names:
         if (node := draft.nodes.get(name)) is not None:
-            withheld = node.stuck or StuckReservation(draft.now.s, draft.now.s)
-            since_s = withheld.since_s if draft.now.s - withheld.last_failed_s < STUCK_EXPIRES_S else draft.now.s
-            draft.nodes[name] = replace(node, stuck=replace(withheld, since_s=since_s, last_failed_s=draft.now.s))
+            reservation = node.stuck or StuckReservation(draft.now.s, draft.now.s)
+            since_s = reservation.since_s if draft.now.s - reservation.last_failed_s < STUCK_EXPIRES_S else draft.now.s
+            draft.nodes[name] = replace(node, stuck=replace(reservation, since_s=since_s, last_failed_s=draft.now.s))
 
 
 def _record_foreign_use(draft: Draft, message: LaunchFailed) -> None:

@@ -209,17 +209,19 @@ def _expired_reason(draft: Draft, attempt: LiveAttempt, rank: int) -> str:
     return _suspect_reason(draft, attempt, attempt.parts[rank]) if expiry.is_over(draft, attempt, rank) else ""
 
 
-def waiting_reason(control: Control, job: str, now: Now, doing: str = "") -> str:
+def waiting_reason(control: Control, job: str, now: Now, activity: str = "") -> str:
     """Say what an attempt waits for if its node is silent or its launch is slow; "" for other attempts.
 
-    `doing` is the present step of the launch, e.g. "waits for Ray to reserve its devices".
+    `activity` is the present step of the launch, e.g. "waits for Ray to reserve its devices".
     """
     attempt, draft = control.attempts.get(job), Draft(control, now)
     if attempt is None:
         return ""
     if attempt.state is A.LAUNCHING:
         took_s = now.s - attempt.since_s
-        message = f"the attempt has been starting for {took_s:.0f} s: it {doing or 'waits for other launches to end'}"
+        message = (
+            f"the attempt has been starting for {took_s:.0f} s: it {activity or 'waits for other launches to end'}"
+        )
         return message if took_s > LAUNCH_SLOW_S else ""
     open_parts = [(rank, part) for rank, part in enumerate(attempt.parts) if part.state is not PartState.ENDED]
     doubts = [(rank, why) for rank, part in open_parts if (why := _suspect_reason(draft, attempt, part))]

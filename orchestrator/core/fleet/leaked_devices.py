@@ -43,15 +43,15 @@ def not_restarted(draft: Draft, message: NodeNotRestarted) -> None:
         draft.change(needs_plan=True)
 
 
-def _restart(draft: Draft, node: Node, withheld: StuckReservation) -> None:
+def _restart(draft: Draft, node: Node, reservation: StuckReservation) -> None:
     """Restart an idle node, else close it if only launches are left there, so that no new ones begin."""
     if _is_idle(draft, node):
-        updated = replace(withheld, restarted_s=draft.now.s)
+        updated = replace(reservation, restarted_s=draft.now.s)
         message = f"node {node.name} was restarted: Ray still had its devices reserved, although nothing used them"
         draft.command(RestartNode(node.name, node.ray_id, message))
     else:
-        updated = replace(withheld, is_draining=_only_launches(draft, node.name))
-    if updated != withheld:
+        updated = replace(reservation, is_draining=_only_launches(draft, node.name))
+    if updated != reservation:
         draft.nodes[node.name] = replace(node, stuck=updated)
         draft.change(needs_plan=True)
 
@@ -60,8 +60,8 @@ def _only_launches(draft: Draft, node: str) -> bool:
     return all(draft.attempts[job].state is AttemptState.LAUNCHING for job in draft.on_node(node))
 
 
-def _is_certain(withheld: StuckReservation) -> bool:
-    return withheld.last_failed_s - withheld.since_s >= STUCK_CERTAIN_S
+def _is_certain(reservation: StuckReservation) -> bool:
+    return reservation.last_failed_s - reservation.since_s >= STUCK_CERTAIN_S
 
 
 def _is_idle(draft: Draft, node: Node) -> bool:
@@ -106,4 +106,4 @@ def _stuck(control: Control, now: Now) -> list[Leak]:
         (name, row) for name, row in rows if row and _is_certain(row) and now.s - row.last_failed_s < STUCK_EXPIRES_S
     ]
     why = "devices of the node have been reserved for at least {:.0f} s although nothing uses them"
-    return [Leak("Ray", why.format(now.s - withheld.since_s), node) for node, withheld in stuck]
+    return [Leak("Ray", why.format(now.s - reservation.since_s), node) for node, reservation in stuck]

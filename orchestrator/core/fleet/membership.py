@@ -163,9 +163,9 @@ def review(draft: Draft) -> None:
             _restart_hung_agent(draft, node)
 
 
-def agent_retry_s(unmade: int) -> float:
-    """Return the pause before the next try to start an agent, after `unmade` failures in a row."""
-    return float(min(MAX_RETRY_S, AGENT_RETRY_S * 2 ** min(max(0, unmade - QUICK_TRIES), 16)))
+def agent_retry_s(failures: int) -> float:
+    """Return the pause before the next try to start an agent, after this number of failures in a row."""
+    return float(min(MAX_RETRY_S, AGENT_RETRY_S * 2 ** min(max(0, failures - QUICK_TRIES), 16)))
 
 
 def _start_agent(draft: Draft, name: str) -> None:

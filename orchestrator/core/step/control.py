@@ -95,25 +95,25 @@ def submitted(draft: Draft, message: m.Submitted) -> None:
             draft.change(needs_plan=True)
 
 
-def released(draft: Draft, message: m.ReleaseAnswered) -> None:
+def release_answered(draft: Draft, message: m.ReleaseAnswered) -> None:
     """Handle the reply to a release. It does not count for a reservation made after the request was sent."""
     pending = draft.pending_releases.get(message.reservation_name)
     if pending is not None and not message.error and message.requested_s >= pending.since_s:
         draft.pending_releases.pop(message.reservation_name)
 
 
-def fenced(draft: Draft, message: m.FenceAnswered) -> None:
+def fence_answered(draft: Draft, message: m.FenceAnswered) -> None:
     (suspicion if message.job in draft.attempts else epoch_guard).fence_answered(draft, message)
 
 
-def joined(draft: Draft, message: m.ClusterJoined) -> None:
+def cluster_joined(draft: Draft, message: m.ClusterJoined) -> None:
     membership.cluster_joined(draft, message)
     suspicion.rejoined(draft)
     epoch_guard.restart_guards(draft)
     autoscaler.reset_after_join(draft)
 
 
-def reserved(draft: Draft, message: m.ReservationsListed) -> None:
+def reservations_listed(draft: Draft, message: m.ReservationsListed) -> None:
     """Release reservations that belong to no live attempt."""
     live_names = {attempt.allocation_name for attempt in draft.attempts.values()}
     for name in sorted(message.names - live_names - draft.pending_releases.current.keys()):
@@ -152,7 +152,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.DrainRequested: node_requests.drain,
     m.ResumeRequested: node_requests.resume,
     m.RemoveRequested: node_requests.remove,
-    m.ClusterJoined: joined,
+    m.ClusterJoined: cluster_joined,
     m.ClusterLeft: membership.cluster_left,
     m.NodesListed: membership.nodes_listed,
     m.AgentStarted: membership.agent_started,
@@ -163,9 +163,9 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Launched: attempt_stops.launched,
     m.LaunchFailed: attempt_stops.launch_failed,
     m.StopAnswered: attempt_stops.stop_answered,
-    m.FenceAnswered: fenced,
-    m.ReleaseAnswered: released,
-    m.ReservationsListed: reserved,
+    m.FenceAnswered: fence_answered,
+    m.ReleaseAnswered: release_answered,
+    m.ReservationsListed: reservations_listed,
     m.Replicated: checkpoint_replication.replicated,
     m.NodeNotRestarted: leaked_devices.not_restarted,
     m.NodeRequestAnswered: autoscaler.request_answered,

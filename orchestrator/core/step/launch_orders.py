@@ -39,8 +39,8 @@ class NodeShare:
     cpus: float = 0.0
 
 
-def launch_command(record: Record, shares: list[NodeShare], *, fenced: bool = False) -> Launch:
-    """Return the command that launches the newest attempt of `record`. `fenced`: see core/controller/commands.py."""
+def launch_command(record: Record, shares: list[NodeShare], *, fence_is_ours: bool = False) -> Launch:
+    """Return the command that launches the newest attempt of `record`. `fence_is_ours`: see controller/commands.py."""
     job, first = record.job, shares[0].devices
     earlier_pools = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
     return Launch(
@@ -51,7 +51,7 @@ def launch_command(record: Record, shares: list[NodeShare], *, fenced: bool = Fa
         tuple(ray_bundle(share) for share in shares),
         first.pool,
         allocation_name(record.attempts[-1].allocation),
-        fenced,
+        fence_is_ours,
         job.package,
         job.secrets,
         tuple(earlier_pools),

@@ -186,7 +186,7 @@ def _start_attempt(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
         node = draft.nodes[node_of(part.devices_id)]
         assert node.facts is not None
         shares.append(NodeShare(devices[part.devices_id], part.numbers, node.facts, node.cpus))
-    draft.command(launch_command(record, shares, fenced=draft.raised_fences.get(job) == record.job.epoch))
+    draft.command(launch_command(record, shares, fence_is_ours=draft.raised_fences.get(job) == record.job.epoch))
 
 
 def _fail_impossible(draft: Draft, current: Snapshot, tick: Tick) -> None:

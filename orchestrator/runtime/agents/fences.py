@@ -25,14 +25,14 @@ OnResult = Callable[[Any], None]
 """Called once, in another thread, with the current epoch of the fence or the exception."""
 
 
-def raise_to(job: str, epoch: int, answered: OnResult) -> None:
+def raise_to(job: str, epoch: int, on_result: OnResult) -> None:
     """Raise a job's fence to at least `epoch`: older attempts stop as soon as their agent reads it."""
-    _QUEUE.submit(job, _Change(RAISE, partial(_raise, job, epoch), answered))
+    _QUEUE.submit(job, _Change(RAISE, partial(_raise, job, epoch), on_result))
 
 
-def lower_to(job: str, epoch: int, answered: OnResult) -> None:
+def lower_to(job: str, epoch: int, on_result: OnResult) -> None:
     """Lower a fence from `epoch` + 1 to `epoch`; a fence above that is not changed."""
-    _QUEUE.submit(job, _Change(LOWER, partial(_lower, job, epoch), answered))
+    _QUEUE.submit(job, _Change(LOWER, partial(_lower, job, epoch), on_result))
 
 
 def acquire(job: str, epoch: int, is_ours: bool) -> int:

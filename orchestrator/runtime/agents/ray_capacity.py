@@ -18,18 +18,18 @@ Resources = dict[str, float]
 class NoCapacity(FleetError):
     """Ray did not reserve `requested` (Ray resources by node).
 
-    `short`: nodes where they are not free; `unheld`: those of them where nothing that Ray lists uses them.
+    `lacking`: nodes where they are not free; `stuck`: those of them where nothing that Ray lists uses them.
     """
 
-    def __init__(self, requested: Mapping[str, Resources], short: Sequence[str], unheld: Sequence[str]):
-        super().__init__(_message(requested, short, unheld))
-        self.args = (dict(requested), tuple(short), tuple(unheld))
-        self.requested, self.lacking, self.stuck = requested, tuple(short), tuple(unheld)
+    def __init__(self, requested: Mapping[str, Resources], lacking: Sequence[str], stuck: Sequence[str]):
+        super().__init__(_message(requested, lacking, stuck))
+        self.args = (dict(requested), tuple(lacking), tuple(stuck))
+        self.requested, self.lacking, self.stuck = requested, tuple(lacking), tuple(stuck)
 
     def with_names(self, names: Mapping[str, str]) -> "NoCapacity":
         """The same error with node names instead of Ray ids."""
-        short, unheld = ([names[node] for node in nodes] for nodes in (self.lacking, self.stuck))
-        return NoCapacity({names[node]: requested for node, requested in self.requested.items()}, short, unheld)
+        lacking, stuck = ([names[node] for node in nodes] for nodes in (self.lacking, self.stuck))
+        return NoCapacity({names[node]: requested for node, requested in self.requested.items()}, lacking, stuck)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ def explain_shortage(bundles: Sequence[Resources], ray_node_ids: Sequence[str], 
     """Same as `no_capacity`, but from resources that were already read."""
     requested = _sums(bundles, ray_node_ids)
     lacking = [node for node in requested if not _covers(ray.free.get(node, {}), requested[node])]
-    unheld = [node for node in lacking if _is_unused(node, requested[node], ray)]
-    return NoCapacity(requested, lacking, unheld)
+    stuck = [node for node in lacking if _is_unused(node, requested[node], ray)]
+    return NoCapacity(requested, lacking, stuck)
 
 
-def _message(requested: Mapping[str, Resources], lacking: Sequence[str], unheld: Sequence[str]) -> str:
+def _message(requested: Mapping[str, Resources], lacking: Sequence[str], stuck: Sequence[str]) -> str:
     if not lacking:
         return f"Ray reports {_amounts(requested, requested)} as free, but did not reserve them in time"
     needed = f"Ray does not report {_amounts(requested, lacking)} as free"
-    if len(unheld) == len(lacking):
+    if len(stuck) == len(lacking):
         return f"{needed}: nothing that Ray lists uses them, so Ray missed that they were released"
     return f"{needed}: another program of this Ray cluster uses them, or Ray missed that they were released"
 

@@ -35,7 +35,7 @@ class RayLink:
 
     `fleet`: record of the joined cluster, or None. `hold_reason`: why no job can be started there, or ""; agents and
     attempts are followed as usual. Posts ("joined", fleet, error or None), ("left", fleet, error or None) and
-    ("parted", error or None).
+    ("disconnected", error or None).
     """
 
     def __init__(self, agents: Agents, post: Callable[[tuple[Any, ...]], None]):
@@ -48,7 +48,7 @@ class RayLink:
         self._failures = 0
         self._raylet: ProcessId | None = None
 
-    def update(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
+    def update(self, recorded: FleetRecord | None, release_all: Callable[[], None]) -> str:
         """Return "" if we are in the recorded fleet's cluster, else why not, and start the steps towards it.
 
         A fleet that another server now controls is left to that server.
@@ -56,13 +56,13 @@ class RayLink:
         If the head is gone, only `hold_reason` is set: agents work without it, and it restarts with the same cluster.
         The cluster is then joined again, because the head's own node, through which we worked, is a new one.
 
-        `give_back` returns what we hold in a cluster that we leave; it may wait.
+        `release_all` returns what we hold in a cluster that we leave; it may wait.
         """
         self.hold_reason = ""
         if self._activity:
             return f"{self._activity}, for {time.monotonic() - self._since_s:.0f} s"
         if recorded is not None and recorded.state == "leaving":
-            self._leave(recorded, give_back)
+            self._leave(recorded, release_all)
             return "the fleet is leaving"
         if (reason := self._agents.superseded_by or _no_cluster(recorded)) or recorded is None:
             self._disconnect()
@@ -131,10 +131,12 @@ class RayLink:
         """
         return self._raylet is None or is_alive(self._raylet)
 
-    def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
+    def _leave(self, fleet: FleetRecord, release_all: Callable[[], None]) -> None:
         self._set_activity(f"leaving the Ray cluster at {fleet.address}")
         has_joined = self.fleet is not None
-        self._call_ray("leave the cluster", lambda: _leave(give_back) if has_joined else None, LEAVE_S, ("left", fleet))
+        self._call_ray(
+            "leave the cluster", lambda: _leave(release_all) if has_joined else None, LEAVE_S, ("left", fleet)
+        )
 
     def _disconnect(self) -> None:
         """Disconnect from a cluster that has ended or has a new head."""
@@ -145,9 +147,9 @@ class RayLink:
         self._agents.clear()
         RAY.abandon()
         self._set_activity(f"disconnecting from the Ray cluster at {address}")
-        self._call_ray("disconnect from the cluster", connect.disconnect, LEAVE_S, ("parted",))
+        self._call_ray("disconnect from the cluster", connect.disconnect, LEAVE_S, ("disconnected",))
 
-    def parted(self, error: BaseException | None) -> None:
+    def disconnected(self, error: BaseException | None) -> None:
         self._activity = ""
         if error is not None:
             log.warning("disconnecting from a Ray cluster failed: %s", first_line(error))
@@ -188,8 +190,8 @@ def _pause_s(fleet: FleetRecord, failures: int) -> float:
     return RETRY_S if fleet.is_embedded else min(MAX_BACKOFF_S, RETRY_S * 2.0 ** min(failures, 9))
 
 
-def _leave(give_back: Callable[[], None]) -> None:
+def _leave(release_all: Callable[[], None]) -> None:
     try:
-        give_back()
+        release_all()
     finally:
         connect.disconnect()

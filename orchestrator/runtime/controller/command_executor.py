@@ -110,17 +110,17 @@ class CommandExecutor:
         for threads in (self._launches, self._releases, self._copies):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _remove_files(self, forget: c.RemoveFiles) -> None:
+    def _remove_files(self, command: c.RemoveFiles) -> None:
         self._agents.call_async(
-            forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_log_error, forget)
+            command.node, "remove_shared_files", command.job, command.epoch, done=partial(_log_error, command)
         )
 
-    def _submit(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
-        threads.submit(self._post_result, carry, command)
+    def _submit(self, threads: ThreadPoolExecutor, run: Callable[[Any], Message], command: Any) -> None:
+        threads.submit(self._post_result, run, command)
 
-    def _post_result(self, carry: Callable[[Any], Message], command: Any) -> None:
+    def _post_result(self, run: Callable[[Any], Message], command: Any) -> None:
         try:
-            self._post(carry(command))
+            self._post(run(command))
         except Exception:
             log.exception("%s could not be executed", command)
 
@@ -182,13 +182,13 @@ class CommandExecutor:
             f"list the reservations on {restart.node}",
             check,
             DEVICES_LOCK_S,
-            partial(self._restart_if_withheld, restart),
+            partial(self._restart_if_stuck, restart),
         )
 
-    def _restart_if_withheld(self, restart: c.RestartNode, withholds: Any) -> None:
+    def _restart_if_stuck(self, restart: c.RestartNode, is_stuck: Any) -> None:
         node = self._agents.get(restart.node)
         is_same = node is not None and node.ray_id == restart.ray_id
-        if withholds is not True or self._repair is None or not is_same:
+        if is_stuck is not True or self._repair is None or not is_same:
             self._post(NodeNotRestarted(restart.node, restart.ray_id))
         elif not self._repair.restart(restart.node, restart.reason):
             log.warning("node %s is not restarted now: it was started too often lately", restart.node)

@@ -279,7 +279,7 @@ class ControllerThread(threading.Thread):
     def _update_membership(self, recorded: FleetRecord | None) -> list[Message]:
         """Update our membership in the fleet's Ray cluster; return messages about changes for the controller."""
         for kind, *rest in self._inbox.take_link_messages():
-            handle: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
+            handle: Callable[..., Any] = getattr(self._link, kind)  # joined, left or disconnected
             handle(*rest)
         trouble = self._link.update(recorded, self._leave_cluster)
         self._set_problem((trouble and self._record_error) or trouble)

@@ -162,18 +162,18 @@ def _reserve_in(
 ) -> Reservation:
     """Return a reservation of `need` devices on each of `count` of these nodes."""
     counts = {have.id: capacity.available_soon(have.id) for have in nodes}
-    promised = Availability(job.candidates[index], nodes, counts, capacity.memory)
+    available = Availability(job.candidates[index], nodes, counts, capacity.memory)
     kind = nodes[0].kind if nodes else ""
     victims = _DeviceRequest(job, need, count, kind, capacity).fewest_victims(
-        promised, _stoppable(job, capacity, equals, kind)
+        available, _stoppable(job, capacity, equals, kind)
     )
     for victim in victims:
-        promised.add(victim, 1)
-    fullest = promised.fullest(nodes, need)[:count]
+        available.add(victim, 1)
+    fullest = available.fullest(nodes, need)[:count]
     missing = sum(need - gets for _, gets in fullest)
-    short = [machine(have) for have, gets in fullest if promised.lacks_memory(have.id, need, gets)]
+    short = [machine(have) for have, gets in fullest if available.lacks_memory(have.id, need, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
-    elsewhere = "memory of its machine" if all(map(promised.is_useful, victims)) else "the quota of its project"
+    elsewhere = "memory of its machine" if all(map(available.is_useful, victims)) else "the quota of its project"
     return Reservation(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
 
 
@@ -204,13 +204,13 @@ class _DeviceRequest:
     kind: str
     capacity: FreeCapacity
 
-    def fewest_victims(self, promised: Availability, lower: list[Running]) -> list[Running]:
+    def fewest_victims(self, available: Availability, lower: list[Running]) -> list[Running]:
         """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
 
         Those that continue running first: higher priority, then submitted earlier, then by name.
         """
-        helpful = [r for r in lower if self._is_useful(r, promised)]
-        left, victims = promised.copy(), list(helpful)
+        helpful = [r for r in lower if self._is_useful(r, available)]
+        left, victims = available.copy(), list(helpful)
         for attempt in helpful:
             left.add(attempt, 1)
         if not self._is_enough(left, victims):
@@ -223,14 +223,14 @@ class _DeviceRequest:
                 victims.append(attempt)
         return victims
 
-    def _is_useful(self, attempt: Running, promised: Availability) -> bool:
+    def _is_useful(self, attempt: Running, available: Availability) -> bool:
         """Return True if the end of this attempt frees devices, memory or quota that the job needs."""
-        return promised.is_useful(attempt) or (
+        return available.is_useful(attempt) or (
             self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(())
         )
 
-    def _is_enough(self, promised: Availability, victims: Collection[Running]) -> bool:
-        return promised.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
+    def _is_enough(self, available: Availability, victims: Collection[Running]) -> bool:
+        return available.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
 
     def _is_within_quota(self, victims: Collection[Running]) -> bool:
         return self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
