@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.core.placement_slots import PlanMemory
 from orchestrator.core.states import State
 from orchestrator.core.throughput import History, Throughput
+from workers.protocol.messages import LEASE_S
 
 EXPLORE_DEVICE_S = 3600.0
 
@@ -80,7 +81,7 @@ class Recovery:
     max_interruptions: int = -1
     retry_exit_codes: tuple[int, ...] = ()
     backoff_s: float = 1.0
-    lease_s: float = 10.0
+    lease_s: float = LEASE_S
     grace_s: float = 30.0
     on_events: dict[str, str] = field(default_factory=dict)
     cross_vendor: bool = True

@@ -23,6 +23,7 @@ from orchestrator.spec.core_fields import CoreForm, core_fields
 from orchestrator.spec.job_spec_memory import Memory, MemorySpec, Model
 from orchestrator.spec.resource_syntax import DeviceRequest, duration_s, with_count
 from workers.protocol.failure_kinds import FAILURE_KINDS
+from workers.protocol.messages import LEASE_S
 
 
 class ResourceShape(Model):
@@ -176,7 +177,7 @@ class RecoverySpec(Model):
     backoff: f.Duration = "1s"
     """First pause; it doubles up to 60 s."""
 
-    lease: f.Duration = "10s"
+    lease: f.Duration = f"{LEASE_S:.0f}s"
     """How long an attempt keeps running without contact to the server or the cluster's head; at least 5 s. It has no
     effect with `on_disconnect: wait`."""
 

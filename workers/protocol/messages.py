@@ -38,6 +38,8 @@ CHECKPOINT_FORMATS = ("auto", "torch", "safetensors", "dcp", "accelerate", "trai
 
 MAX_JOB_ID_LENGTH = 128
 MAX_RANKS = 1 << 20
+LEASE_S = 10.0
+"""The default. tests/orchestrator/core/test_timing.py compares it with other time limits."""
 MAX_LEASE_S = 86_400.0
 MAX_TIME_S = 1e12
 
@@ -97,7 +99,7 @@ class Order:
     batch_size: int = 0
     seed: int = 0
     grace_s: float = 30.0
-    lease_s: float = 20.0
+    lease_s: float = LEASE_S
     hang_after_s: float = 0.0
     stop_on_nan: bool = True
     output_limit_bytes: int = 0
@@ -146,7 +148,7 @@ class Order:
             batch_size=f.count("batch_size", 0),
             seed=f.count("seed", 0, minimum=-(2**63), maximum=2**64 - 1),
             grace_s=f.number("grace_s", 30.0),
-            lease_s=f.number("lease_s", 20.0, maximum=MAX_LEASE_S),
+            lease_s=f.number("lease_s", LEASE_S, maximum=MAX_LEASE_S),
             hang_after_s=f.number("hang_after_s", 0.0, minimum=-1.0),
             stop_on_nan=f.flag("stop_on_nan", True),
             output_limit_bytes=f.count("output_limit_bytes", 0),

@@ -6,7 +6,6 @@ from orchestrator.core import timing
 from orchestrator.core.attempt import suspicion
 from orchestrator.core.controller import nodes
 from orchestrator.core.jobs import retry
-from orchestrator.core.model import Recovery
 from orchestrator.runtime.agents import fences
 from orchestrator.runtime.controller import controller, step_batch
 from orchestrator.runtime.health import health
@@ -14,8 +13,8 @@ from workers.attempt import attempt
 from workers.attempt.supervision import supervisor, supervisor_handle
 from workers.node import agent
 from workers.protocol import fence, messages
+from workers.protocol.messages import LEASE_S
 
-LEASE_S = Recovery().lease_s
 BUSY_S = 0.5
 """So late threads of a node may be that has more to do than it can."""
 
