@@ -27,7 +27,8 @@ from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.server.app import make_app
 from orchestrator.services.service import Service
 from orchestrator.spec.job_spec import get_schema
-from orchestrator.verbs.declare import Verb, all_verbs
+from orchestrator.units import size
+from orchestrator.verbs.declare import JSON_BODY, Verb, all_verbs
 from workers.options.config import PolyfleetConfig
 from workers.protocol.failure_kinds import FAILURE_KINDS, REACTIONS, FailureKind
 
@@ -238,16 +239,30 @@ def actions() -> Iterator[str]:
         "Each action with its route ([REST](rest.md)), the lowest role that may call it, and whether it takes an "
         "idempotency key: a repeated request with the same key and body counts once.",
         "",
+        f"A request that changes something has a body of one content type, by default `{JSON_BODY.content_type}`, and "
+        f"of at most {size(JSON_BODY.limit_bytes)}; the column *body* has exceptions. A request that may stay "
+        "*open* is not counted as a request in progress, but has a separate limit. A path without an action is "
+        "refused with 404, a path without an action for the request's method with 405.",
+        "",
         "A `viewer` reads. A `member` also submits and changes jobs, and what belongs to them. An `admin` also changes "
         "nodes and stops the server. Today every token has the role `admin`: no request is refused for its role.",
         "",
     )
-    yield from table(("action", "method", "path", "role", "key"), map(action, all_verbs()))
+    yield from table(("action", "method", "path", "role", "key", "body", "open"), map(action, all_verbs()))
 
 
 def action(declared: Verb) -> tuple[str, ...]:
     role = "none, needs no token" if declared.least is None else f"`{declared.least.name.lower()}`"
-    return f"`{declared.action}`", declared.method, f"`{declared.path}`", role, "yes" if declared.takes_key else ""
+    body = declared.body
+    return (
+        f"`{declared.action}`",
+        declared.method,
+        f"`{declared.path}`",
+        role,
+        "yes" if declared.takes_key else "",
+        "" if body == JSON_BODY else f"`{body.content_type}`, {size(body.limit_bytes)}",
+        "yes" if declared.may_stay_open else "",
+    )
 
 
 def states() -> Iterator[str]:

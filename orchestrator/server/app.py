@@ -1,18 +1,19 @@
 """The FastAPI application: routes, a uniform form of errors, and the guard around all of it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.types import Receive, Scope, Send
 
 from cluster import paths
 from cluster.version import VERSION
 from orchestrator.home.server_authentication import challenge_response
+from orchestrator.server.actions import Action, ActionTable, action_of
 from orchestrator.server.guard import Guard
 from orchestrator.server.http import responses
 from orchestrator.server.http.hub import Hub
@@ -33,9 +34,12 @@ from orchestrator.verbs import (
     schema,
     server,
 )
+from orchestrator.verbs.declare import Role, Verb, verbs_of
 
 NOUNS = (jobs, execs, files, server, fleet, nodes, changes, code_archives, data, checkpoints, benchmarks, schema)
 ROUTERS = tuple(map(make_router, NOUNS))
+DOCUMENT = Action("GET", "/openapi.json", Role.VIEWER)
+"""The only route that is not a verb: FastAPI makes it."""
 
 
 class GuardedApp(FastAPI):
@@ -43,10 +47,18 @@ class GuardedApp(FastAPI):
 
     def __init__(self, token: str, **options: Any):
         super().__init__(**options)
-        self._guard = Guard(super().__call__, token)
+        self.actions = ActionTable()
+        self.actions.add(DOCUMENT)
+        self._guard = Guard(super().__call__, token, self.actions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
+
+    def include_verbs(self, router: APIRouter, verbs: Iterable[Verb]) -> None:
+        """Add the routes of verbs, and their rows in the guard's table: it refuses requests for any other route."""
+        self.include_router(router)
+        for verb in verbs:
+            self.actions.add(action_of(verb))
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, with the view of each response."""
@@ -57,7 +69,7 @@ class GuardedApp(FastAPI):
 
 def make_app(
     service: Service, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
-) -> FastAPI:
+) -> GuardedApp:
     """Build the application. `POST /v1/shutdown` calls `stop`. Without a service, it has only its OpenAPI document."""
     app = GuardedApp(
         token,
@@ -72,7 +84,7 @@ def make_app(
     started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     prove = partial(challenge_response, token)
     app.state.hub = Hub(service, home or paths.home(), started_at, prove, stop or app.state.stopping.set)
-    for router in ROUTERS:
-        app.include_router(router)
+    for noun, router in zip(NOUNS, ROUTERS, strict=True):
+        app.include_verbs(router, verbs_of(noun))
     responses.install(app)
     return app

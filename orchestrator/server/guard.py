@@ -1,63 +1,71 @@
 """Access control at the root of the ASGI application: every request to any route must pass all checks here.
 
-The checks, in this order: a Host of this machine (421, prevents DNS rebinding), the token (401), a content type that no
-HTML form can send (415), the size of the body (413), the number of concurrent requests (429). Only `GET /healthz` needs
-no token.
+The checks, in this order: a Host of this machine (421, prevents DNS rebinding), the token (401), a row in the table of
+actions (404, 405), the role that the action requires (403), a content type that no HTML form can send (415), the size
+of the body (413), the number of concurrent requests (429). An action whose row has no role needs no token.
 """
 
 import hashlib
 import hmac
+from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.limits import MAX_CONCURRENT_REQUESTS, TooManyRequests
+from orchestrator.server.actions import Action, ActionTable
 from orchestrator.server.http import responses
 from orchestrator.server.http.responses import simple_error
+from orchestrator.verbs.declare import Role
 
-PUBLIC = frozenset({("GET", "/healthz")})
-SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
-CODE_ARCHIVES = "/v1/code-archives/"
-BULK_PATH = "/v1/jobs/bulk"
-RAW_BODY_LIMITS = {
-    "/v1/uploads/": (8 << 20) + 1024,
-    "/v1/checkpoints/incoming/": (8 << 20) + 1024,
-    "/v1/checkpoints/incoming": 256 << 20,
-}
-"""Paths whose PUT has a binary body (pieces of files and checkpoints, manifests) with its limit; longest path first."""
-LONG_REQUESTS = ("/v1/changes", "/v1/checkpoints", "/v1/uploads")
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+TOKEN_ROLE = Role.ADMIN
+"""Role of who has the token."""
 HTTP_PORT = 80
 """Clients omit this port in the Host header."""
-JSON_LIMIT_BYTES = 1024 * 1024
-BULK_LIMIT_BYTES = 16 * 1024 * 1024
-CODE_ARCHIVE_LIMIT_BYTES = 512 * 1024 * 1024
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 )
-Refusal = tuple[int, str, str, str]
+SEE_DOCUMENT = "see /openapi.json for what is accepted"
+
+
+class _Refused(Exception):
+    """A request that did not pass a check, with the response."""
+
+    def __init__(self, status: int, kind: str, message: str, remedy: str):
+        super().__init__(message)
+        self.response = simple_error(status, kind, message, remedy)
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, token: str):
+    def __init__(self, app: ASGIApp, token: str, actions: ActionTable):
         self.app = app
         self.in_flight = 0
         self._digest = hashlib.sha256(token.encode()).digest()
+        self._actions = actions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif (refused := self._refusal(scope)) is not None:
-            status, kind, message, remedy = refused
-            await simple_error(status, kind, message, remedy)(scope, receive, _with_headers(send))
-        elif _is_long_request(scope):
-            await self.app(scope, _limit_body(receive, body_limit_bytes(scope)), _with_headers(send))
         else:
-            await self._count_request(scope, receive, _with_headers(send))
+            await self._respond(scope, receive, _with_headers(send))
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            action = self._check_request(scope)
+        except _Refused as e:
+            await e.response(scope, receive, send)
+            return
+        limited = _limit_body(receive, action.body.limit_bytes)
+        if action.may_stay_open:
+            await self.app(scope, limited, send)
+        else:
+            await self._count_request(scope, limited, send)
 
     async def _count_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one more request, or refuse it at the limit: in an unlimited queue all clients would wait longer."""
@@ -66,34 +74,40 @@ class Guard:
             return
         self.in_flight += 1
         try:
-            await self.app(scope, _limit_body(receive, body_limit_bytes(scope)), send)
+            await self.app(scope, receive, send)
         finally:
             self.in_flight -= 1
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
-        if not _host_is_ours(scope):
-            return (
-                421,
-                "Misdirected",
-                "this server accepts only 127.0.0.1 and localhost as host",
-                "use the address that `polyfleet server status` shows: http://localhost on its socket, or its url",
-            )
-        if (scope["method"], scope["path"]) in PUBLIC:
-            return None
-        if not self._is_valid_token(_header(scope, b"authorization")):
-            return (
-                401,
-                "Unauthorized",
-                "no valid token",
-                "send `Authorization: Bearer <content of the file token in the home>`",
-            )
-        _mark_authenticated(scope)
-        return _content_type_refusal(scope) or _length_refusal(scope)
+    def _check_request(self, scope: Scope) -> Action:
+        """Return the action of a request that passes all checks. Raises _Refused."""
+        _check_host(scope)
+        action = self._actions.find(scope["method"], scope["path"])
+        if action is not None and action.least is None:
+            return action
+        self._check_token(scope)
+        if action is None:
+            raise self._unknown_action(scope)
+        _check_role(action)
+        _check_content_type(scope, action)
+        _check_length(scope, action)
+        return action
 
-    def _is_valid_token(self, authorization: bytes | None) -> bool:
-        scheme, _, token = (authorization or b"").partition(b" ")
+    def _check_token(self, scope: Scope) -> None:
+        scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
         digest = hashlib.sha256(token.strip()).digest()
-        return hmac.compare_digest(digest, self._digest) and scheme.lower() == b"bearer"
+        if not hmac.compare_digest(digest, self._digest) or scheme.lower() != b"bearer":
+            remedy = "send `Authorization: Bearer <content of the file token in the home>`"
+            raise _Refused(401, "Unauthorized", "no valid token", remedy)
+        _mark_authenticated(scope)
+
+    def _unknown_action(self, scope: Scope) -> _Refused:
+        """The error for a path without an action, or for one that has actions with other methods."""
+        methods = self._actions.methods_of(scope["path"])
+        if not methods:
+            return _Refused(404, "NotFound", HTTPStatus.NOT_FOUND.phrase, SEE_DOCUMENT)
+        refused = _Refused(405, "UserError", HTTPStatus.METHOD_NOT_ALLOWED.phrase, SEE_DOCUMENT)
+        refused.response.headers["Allow"] = ", ".join(methods)
+        return refused
 
 
 def _mark_authenticated(scope: Scope) -> None:
@@ -102,35 +116,37 @@ def _mark_authenticated(scope: Scope) -> None:
         connection.mark_authenticated()
 
 
-def _is_long_request(scope: Scope) -> bool:
-    """Return whether a request may be open for long without holding a thread; such requests have separate limits."""
-    path = scope["path"]
-    if _raw(scope):  # its body is in memory
-        return False
-    return (
-        path.endswith("/stream")
-        or path.startswith(LONG_REQUESTS)
-        or _is_files_route(path)
-        or (scope["method"], path) in PUBLIC
-    )
+def _check_host(scope: Scope) -> None:
+    if not _host_is_ours(scope):
+        raise _Refused(
+            421,
+            "Misdirected",
+            "this server accepts only 127.0.0.1 and localhost as host",
+            "use the address that `polyfleet server status` shows: http://localhost on its socket, or its url",
+        )
 
 
-def _is_files_route(path: str) -> bool:
-    """Return whether a path is `/v1/jobs/{ref}/files…`: these routes have separate threads."""
-    return path.startswith("/v1/jobs/") and path.split("/")[4:5] == ["files"]
+def _check_role(action: Action) -> None:
+    if action.least is not None and action.least > TOKEN_ROLE:
+        role, least = TOKEN_ROLE.name.lower(), action.least.name.lower()
+        message = f"{action.method} {action.path} needs the role {least}; this token has the role {role}"
+        raise _Refused(403, "Forbidden", message, f"use a token with the role {least}")
 
 
-def body_limit_bytes(scope: Scope) -> int:
-    if scope["path"] == BULK_PATH:
-        return BULK_LIMIT_BYTES
-    if raw := _raw(scope):
-        return RAW_BODY_LIMITS[raw]
-    return CODE_ARCHIVE_LIMIT_BYTES if scope["path"].startswith(CODE_ARCHIVES) else JSON_LIMIT_BYTES
+def _check_content_type(scope: Scope, action: Action) -> None:
+    expected = action.body.content_type
+    actual = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+    if scope["method"] not in SAFE_METHODS and actual != expected.encode():
+        message = f"the request needs the content type {expected}"
+        raise _Refused(415, "UnsupportedMediaType", message, f"send `Content-Type: {expected}`")
 
 
-def _raw(scope: Scope) -> str:
-    """The path of RAW that matches the request, or ""."""
-    return next((path for path in RAW_BODY_LIMITS if scope["method"] == "PUT" and scope["path"].startswith(path)), "")
+def _check_length(scope: Scope, action: Action) -> None:
+    limit = action.body.limit_bytes
+    length = _header(scope, b"content-length") or b"0"
+    if not length.isdigit() or int(length[:20]) > limit:
+        message = f"the body has {length.decode('latin-1')} bytes; the limit is {limit} bytes"
+        raise _Refused(413, "TooLarge", message, "send a smaller body")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
@@ -146,35 +162,6 @@ def _host_is_ours(scope: Scope) -> bool:
     if port in (None, HTTP_PORT) and host in names:
         return True
     return port is not None and host in [b"%s:%d" % (name, port) for name in names]
-
-
-def _content_type_refusal(scope: Scope) -> Refusal | None:
-    if scope["method"] in SAFE_VERBS:
-        return None
-    expected = "application/zip" if scope["path"].startswith(CODE_ARCHIVES) else "application/json"
-    expected = "application/octet-stream" if _raw(scope) else expected
-    actual = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
-    if actual == expected.encode():
-        return None
-    return (
-        415,
-        "UnsupportedMediaType",
-        f"the request needs the content type {expected}",
-        f"send `Content-Type: {expected}`",
-    )
-
-
-def _length_refusal(scope: Scope) -> Refusal | None:
-    limit = body_limit_bytes(scope)
-    length = _header(scope, b"content-length") or b"0"
-    if length.isdigit() and int(length[:20]) <= limit:
-        return None
-    return (
-        413,
-        "TooLarge",
-        f"the body has {length.decode('latin-1')} bytes; the limit is {limit} bytes",
-        "send a smaller body",
-    )
 
 
 def _limit_body(receive: Receive, limit_bytes: int) -> Receive:

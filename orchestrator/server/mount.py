@@ -19,6 +19,7 @@ from orchestrator.server.http.response_views import ResponseView, set_view
 from orchestrator.server.http.responses import json_response
 from orchestrator.server.http.streams import StreamLimitExceeded, events
 from orchestrator.verbs.declare import (
+    BINARY,
     Arg,
     Caller,
     Download,
@@ -40,7 +41,6 @@ INJECTED = (Progress, Key, Caller, Upload, bytes)
 IDEMPOTENCY_KEY = Annotated[
     str, Header(max_length=200, description="a repeated request with the same key and body counts once")
 ]
-BINARY = "application/octet-stream"
 Arguments = dict[str, Any]
 Call = Callable[[], Awaitable[Any]]
 

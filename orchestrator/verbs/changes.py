@@ -10,7 +10,7 @@ from orchestrator.views.jobs import ChangeEvents, ChangesPage
 After = Annotated[int, Arg("number of the last event received: `last` or `seq`")]
 
 
-@verb("GET /v1/changes", least=Role.VIEWER)
+@verb("GET /v1/changes", least=Role.VIEWER, waits=True)
 async def wait(hub: Hub, after: After = 0, timeout_s: Annotated[float, Arg(max=30)] = 10.0) -> ChangesPage:
     """Long poll: responds as soon as there are events after number `after`, or with none after `timeout_s`. Continue
     with `last`; it may increase without an event, because events are removed with old jobs.

@@ -12,7 +12,7 @@ from orchestrator.runtime.checkpoints.checkpoint_copy import CopyRequest
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.server.http.hub import Hub
 from orchestrator.server.http.request_bodies import Spec
-from orchestrator.verbs.declare import Arg, Download, Progress, Role, verb
+from orchestrator.verbs.declare import BINARY, Arg, Download, Progress, RequestBody, Role, verb
 from orchestrator.views.checkpoint_results import CopyResult, ToolResult
 from orchestrator.views.checkpoints import (
     CheckpointDestination,
@@ -42,6 +42,7 @@ Index = Annotated[int, Arg("index of the chunk of 8 MiB")]
 Node = Annotated[str, Arg(max_length=255)]
 Folder = Annotated[str, Arg("folder in the pool's storage", min_length=1, max_length=1100)]
 StepName = Annotated[str, Arg(pattern="^step-[0-9]{8,}-[0-9a-f]{8}$", max_length=64)]
+MANIFEST_BODY = RequestBody(BINARY, 256 << 20)
 
 
 @verb("GET /v1/checkpoints", least=Role.VIEWER, slow=True)
@@ -120,7 +121,7 @@ def destination(hub: Hub, target: str) -> CheckpointDestination:
     return _checkpoints(hub).destination(target)
 
 
-@verb("PUT /v1/checkpoints/incoming", least=Role.MEMBER, slow=True)
+@verb("PUT /v1/checkpoints/incoming", least=Role.MEMBER, slow=True, body=MANIFEST_BODY)
 def begin_upload(hub: Hub, node: Name, folder: str, name: Name, manifest: bytes) -> IncomingView:
     """Begin to send a checkpoint with this manifest (`application/octet-stream`). The response names the chunks that
     are missing; the others have already arrived.

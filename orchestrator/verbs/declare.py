@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+JSON = "application/json"
+BINARY = "application/octet-stream"
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
@@ -116,13 +118,26 @@ class Exchange(Enum):
     """The response has a binary body."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """What the guard accepts as the body of a request."""
+
+    content_type: str = JSON
+    limit_bytes: int = 1 << 20
+
+
+JSON_BODY = RequestBody()
+PIECE_BODY = RequestBody(BINARY, (8 << 20) + 1024)
+"""One piece of a file or of a checkpoint, which has at most 8 MiB."""
+
+
 @dataclass(frozen=True)
 class Verb:
     """A declared verb.
 
     `least` is the lowest role that may call it; None: also without a token. `slow`: it may take minutes, so it runs in
-    separate threads and delays no other request. `ignores_key`: whether an operation with these arguments only reads,
-    so that a repeated request runs it again.
+    separate threads and delays no other request. `waits`: it waits for events without holding a thread. `ignores_key`:
+    whether an operation with these arguments only reads, so that a repeated request runs it again.
     """
 
     function: Callable[..., Any]
@@ -132,6 +147,8 @@ class Verb:
     status: int
     idempotent: bool
     slow: bool
+    waits: bool
+    declared_body: RequestBody | None
     ignores_key: Callable[[Mapping[str, Any]], bool]
 
     @property
@@ -180,6 +197,20 @@ class Verb:
         exchanges = {Page: Exchange.PAGE, Events: Exchange.STREAM, Download: Exchange.DOWNLOAD}
         return exchanges.get(get_origin(returned) or returned, Exchange.PLAIN)
 
+    @cached_property
+    def body(self) -> RequestBody:
+        """The declared one, else a piece of an upload or JSON."""
+        return self.declared_body or (PIECE_BODY if self.exchange is Exchange.UPLOAD else JSON_BODY)
+
+    @cached_property
+    def may_stay_open(self) -> bool:
+        """Whether a request may be open for long without holding one of the threads that all requests share. Such
+        requests have separate limits. An upload is not one of them: its body is in memory.
+        """
+        if self.exchange is Exchange.UPLOAD:
+            return False
+        return self.slow or self.waits or self.least is None or self.exchange in (Exchange.STREAM, Exchange.OPERATION)
+
     def parameters_of(self, hint: Any) -> list[str]:
         """Names of the parameters of exactly this type."""
         return [name for name, own in self.hints.items() if own == hint]
@@ -206,19 +237,21 @@ def verb(
     status: int = 200,
     idempotent: bool | None = None,
     slow: bool = False,
+    waits: bool = False,
+    body: RequestBody | None = None,
     ignores_key: Callable[[Mapping[str, Any]], bool] = lambda arguments: False,
 ) -> Callable[[F], F]:
     """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}".
 
     `least`: the lowest role that may call it; None: also without a token. `idempotent`: a repeated request needs no
-    key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads. For `slow` and
-    `ignores_key` see Verb.
+    key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads. `body`: content type
+    and limit if they are not those of its exchange. For `slow`, `waits` and `ignores_key` see Verb.
     """
     method, _, path = route.partition(" ")
     is_idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
 
     def declare(function: F) -> F:
-        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, ignores_key)
+        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, waits, body, ignores_key)
         return function
 
     return declare

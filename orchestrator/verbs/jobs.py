@@ -15,7 +15,7 @@ from orchestrator.server.http.request_bodies import BulkJob, Spec
 from orchestrator.services.submissions import Submission
 from orchestrator.services.views import FIELDS, metrics_view
 from orchestrator.spec.resource_syntax import accelerators
-from orchestrator.verbs.declare import Arg, Events, Key, Page, Role, verb
+from orchestrator.verbs.declare import JSON, Arg, Events, Key, Page, RequestBody, Role, verb
 from orchestrator.views.jobs import AcceptedView, JobEvent, JobState, JobStoryView, JobView, ReportView
 from orchestrator.views.logs import LogEvents, LogPageView
 from orchestrator.views.plans import ExplanationView, JobExplanation, OffersView
@@ -43,6 +43,7 @@ Tail = Annotated[
     int | None, Arg("only this number of lines from the end of the log, regardless of `cursor`", max=100_000)
 ]
 Cursor = Annotated[str, Arg("`cursor` of the previous page, as JSON", max_length=4096)]
+BULK_BODY = RequestBody(JSON, 16 << 20)
 
 
 @verb("POST /v1/jobs", least=Role.MEMBER, status=201)
@@ -58,7 +59,7 @@ async def submit(hub: Hub, spec: Spec, code_archive: CodeArchive = "", *, key: K
     return await anyio.to_thread.run_sync(accept, spec, code_archive, key)
 
 
-@verb("POST /v1/jobs/bulk", least=Role.MEMBER, status=201)
+@verb("POST /v1/jobs/bulk", least=Role.MEMBER, status=201, body=BULK_BODY)
 def submit_many(hub: Hub, jobs: BulkJobs, *, key: Key) -> AcceptedView:
     """Submit up to 1,000 jobs, all or none. The response has them in the order of the request."""
     pairs = [(job.spec, job.code_archive) for job in jobs]

@@ -4,11 +4,14 @@ import asyncio
 import hashlib
 import socket
 
+import httpx
 import pytest
 from fastapi import FastAPI
 
+from orchestrator.server.actions import Action, ActionTable
 from orchestrator.server.app import GuardedApp
 from orchestrator.server.guard import Guard
+from orchestrator.verbs.declare import Role
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -128,13 +131,46 @@ def test_a_chunked_body_is_counted(live):
     assert live.specs == []
 
 
-def test_what_is_mounted_later_is_behind_the_guard_too(live):
+def test_a_route_without_a_row_in_the_table_of_actions_does_not_exist(live):
     extra = FastAPI()
     extra.get("/x")(lambda: "secret")
     live.app.mount("/extra", extra)
+    live.app.get("/v1/secrets")(lambda: "secret")
+    live.app.delete("/v1/fleet")(lambda: "secret")
     with live.client({}) as bare, live.http as client:
-        assert bare.get("/extra/x").status_code == 401
-        assert client.get("/extra/x").json() == "secret"
+        for method, path, status in (
+            ("GET", "/extra/x", 404),
+            ("GET", "/v1/secrets", 404),
+            ("DELETE", "/v1/fleet", 405),
+        ):
+            assert bare.request(method, path).status_code == 401
+            answer = client.request(method, path)
+            assert (answer.status_code, "secret" in answer.text) == (status, False)
+
+
+def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(live):
+    with live.http as client:
+        answer = client.put("/v1/jobs", json={})
+        assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, POST")
+        assert answer.json()["error"]["message"] == "Method Not Allowed"
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/", "/v1//jobs", "/V1/jobs", "/v1/jobs/a%2fb", "/v1/jobs;"])
+def test_another_spelling_of_a_path_is_another_path(live, path):
+    with live.http as client:
+        answer = client.get(httpx.URL(live.url).copy_with(raw_path=path.encode()))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFound")
+
+
+def test_a_role_below_that_of_the_action_is_refused(live, monkeypatch):
+    monkeypatch.setattr("orchestrator.server.guard.TOKEN_ROLE", Role.VIEWER)
+    with live.http as client:
+        assert client.get("/v1/jobs").status_code == 200
+        answer = client.post("/v1/jobs", json={"spec": {"command": "true"}})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "Forbidden")
+        assert client.post("/v1/shutdown", json={}).status_code == 403
+        assert client.get("/openapi.json").status_code == 200
+    assert live.specs == []
 
 
 def test_answers_forbid_guessing_caching_and_framing(live):
@@ -183,7 +219,9 @@ def test_on_the_port_of_http_a_host_names_no_port(port, status):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    asyncio.run(Guard(app, "t")(scope, None, send))
+    actions = ActionTable()
+    actions.add(Action("GET", "/healthz", None))
+    asyncio.run(Guard(app, "t", actions)(scope, None, send))
     assert sent[0]["status"] == status
 
 

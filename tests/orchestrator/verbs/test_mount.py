@@ -165,7 +165,7 @@ def service(tmp_path, monkeypatch) -> Iterator[Service]:
 def client(service, tmp_path) -> Iterator[TestClient]:
     """The real application, with the boxes beside its own routes."""
     app = make_app(service, TOKEN, home=tmp_path)
-    app.include_router(make_router(BOXES))
+    app.include_verbs(make_router(BOXES), verbs_of(BOXES))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     with TestClient(app, "http://127.0.0.1", headers=headers) as client:
         yield client
@@ -295,9 +295,13 @@ def test_an_operation_that_only_reads_runs_again_despite_its_key(client):
 
 
 def test_an_upload_is_read_whole_or_as_it_arrives(client):
-    response = client.put("/v1/boxes/a/content", content=b"bc")
+    raw = {"Content-Type": BINARY}
+    response = client.put("/v1/boxes/a/content", content=b"bc", headers=raw)
     assert (response.status_code, response.json()) == (201, {"name": "abc", "count": 2})
-    assert client.put("/v1/boxes/a/stream", content=b"x" * 100_000).json() == {"name": "a", "count": 100_000}
+    assert client.put("/v1/boxes/a/stream", content=b"x" * 100_000, headers=raw).json() == {
+        "name": "a",
+        "count": 100_000,
+    }
 
 
 def test_a_download_is_binary_and_has_headers(client):
