@@ -13,7 +13,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.server.app import ROUTERS
 from orchestrator.server.http.response_views import routes_of, view_of
-from orchestrator.views.checkpoint_results import TOOL_RESULTS
 from orchestrator.views.jobs import JobView
 from orchestrator.views.values import ErrorBodyView
 
@@ -21,7 +20,7 @@ JSON, BINARY, EVENTS = "application/json", "application/octet-stream", "text/eve
 STRICT = ConfigDict(extra="forbid", strict=True)
 STATUS = {route.endpoint: route.status_code or 200 for route in routes_of(ROUTERS)}
 ENDPOINTS = {route.operation_id: route.endpoint for route in routes_of(ROUTERS)}
-LIST_JOBS, RUN_TOOL = ENDPOINTS["jobs.list"], ENDPOINTS["checkpoints.run_tool"]
+LIST_JOBS = ENDPOINTS["jobs.list"]
 MAX_CHECKED_BYTES = 4 << 20
 
 
@@ -142,5 +141,3 @@ class _Response:
     def _check_event(self, name: str, data: bytes) -> None:
         named = view_of(self._scope["endpoint"])
         self._checks.note(self._scope, named.view, b'{"%s": %s}' % (name.encode(), data))
-        if name == "result" and self._scope["endpoint"] is RUN_TOOL:
-            self._checks.note(self._scope, TOOL_RESULTS[self._scope["path_params"]["verb"]], data)

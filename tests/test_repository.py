@@ -69,6 +69,7 @@ OF_WORKERS = (
     "workers.options.device_preference",
     "workers.checkpoint.format.manifest",
     "workers.checkpoint.disk.inspect",
+    "workers.checkpoint.tool_table",
     "workers.checkpoint.tools",
 )
 # Preparing, estimating and validating models are functions over a back end: a back end knows nothing of them.

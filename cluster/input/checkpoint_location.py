@@ -39,35 +39,6 @@ class CheckpointLocation:
         return f"{self.scheme}://{self.path}" if self.scheme else f"{self.pool}:{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolPath:
-    """How a tool uses one of its locations.
-
-    `is_written`: the tool writes it. `allows_stores`: it may be in an object store. `is_exact`: it means the folder
-    itself, not the newest checkpoint in it.
-    """
-
-    is_written: bool = False
-    allows_stores: bool = False
-    is_exact: bool = False
-
-
-TOOLS: dict[str, dict[str, ToolPath]] = {
-    "verify": {"place": ToolPath(allows_stores=True)},
-    "diff": {"a": ToolPath(), "b": ToolPath()},
-    "convert": {"source": ToolPath(), "root": ToolPath(is_written=True)},
-    "prune": {"root": ToolPath(is_written=True, is_exact=True)},
-    "pin": {"path": ToolPath()},
-    "import": {"source": ToolPath(is_exact=True), "root": ToolPath(is_written=True)},
-    "export": {"source": ToolPath(), "target": ToolPath(is_written=True)},
-    "copy": {"source": ToolPath(allows_stores=True), "target": ToolPath(is_written=True, allows_stores=True)},
-    "discard": {"path": ToolPath(is_written=True)},
-    "look": {"source": ToolPath(allows_stores=True)},
-    "fetch": {"source": ToolPath(allows_stores=True), "target": ToolPath(is_written=True)},
-}
-"""Tools that run on a node for a client or a copy: which arguments are locations. All others are options."""
-
-
 def parse_location(text: str, field: str = "checkpoint") -> CheckpointLocation:
     """Parse POOL:PATH or the URI of an object store.
 

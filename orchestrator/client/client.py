@@ -304,7 +304,7 @@ class Client(FileClient):
 
     def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None, key: str = "") -> Data:
         """Run a checkpoint tool on a node and return its result."""
-        return self.run_operation(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
+        return self.run_operation(f"/v1/checkpoints/{verb}", arguments, progress, key)
 
 
 def _job_params(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:

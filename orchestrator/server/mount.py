@@ -234,8 +234,7 @@ class _Invocation:
         def run(progress: Progress) -> Any:
             return self._verb.function(self._hub, **arguments, **{progress_name: progress})
 
-        key = "" if self._verb.ignores_key(self._arguments) else self._key
-        return events(self._request, stream_operation(self._hub.operations, key, self._identity(), run))
+        return events(self._request, stream_operation(self._hub.operations, self._key, self._identity(), run))
 
     async def _download(self) -> Response:
         download: Download = await self._call()

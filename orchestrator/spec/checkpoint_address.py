@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import FleetError, UserError
 from cluster.input import checkpoint_location
+from workers.checkpoint.tool_table import TOOLS
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
@@ -56,7 +57,7 @@ def expand_user(value: Any) -> Any:
 
 def checkpoint_arguments(verb: str) -> tuple[str, ...]:
     """Arguments of a tool that name an existing checkpoint, or an existing folder of checkpoints."""
-    return tuple(name for name, use in checkpoint_location.TOOLS[verb].items() if use.is_written == use.is_exact)
+    return tuple(name for name, use in TOOLS[verb].locations.items() if use.is_written == use.is_exact)
 
 
 def may_be_job_name(location: str) -> bool:

@@ -3,17 +3,27 @@
 A transfer is in pieces, so that none is completely in memory and any piece can be requested or sent again.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 from urllib.parse import quote
 
+from pydantic import Strict
+
+from cluster.errors import SpecError
 from orchestrator.runtime.checkpoints import checkpoint_copy
 from orchestrator.runtime.checkpoints.checkpoint_copy import CopyRequest
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.server.http.hub import Hub
-from orchestrator.server.http.request_bodies import Spec
 from orchestrator.verbs.declare import BINARY, Arg, Download, Progress, RequestBody, Role, verb
-from orchestrator.views.checkpoint_results import CopyResult, ToolResult
+from orchestrator.views.checkpoint_results import (
+    ConversionResult,
+    CopyResult,
+    DiffResult,
+    ExportResult,
+    ImportResult,
+    PinResult,
+    PruneResult,
+    VerifyResult,
+)
 from orchestrator.views.checkpoints import (
     CheckpointDestination,
     CheckpointSummary,
@@ -25,18 +35,29 @@ from orchestrator.views.checkpoints import (
     MovePlan,
 )
 
-READ_ONLY_TOOLS = ("verify", "diff")
-"""Tools that change nothing: a repeated request runs them again."""
-
 Ref = Annotated[str, Arg("POOL:PATH of a checkpoint, or of a folder for the newest in it")]
 Checkpoint = Annotated[str, Arg("POOL:PATH/step-…, the checkpoint itself")]
 DeviceCount = Annotated[int, Arg(min=1, max=1_000_000)]
 Source = Annotated[str, Arg("POOL:PATH, or the URI of an object store")]
 Target = Annotated[str, Arg("POOL:FOLDER, or the URI of an object store")]
 ToKind = Annotated[str, Arg("convert for this kind of device (default: copy bit by bit)")]
+DtypesOfKind = Annotated[str, Arg("kind of device whose dtypes the result has, if `dtype` names none")]
 ConvertAt = Annotated[Literal["source", "target"], Arg("the pool whose node converts")]
 OnLossy = Annotated[Literal["error", "allow"], Arg("action if a conversion would change values")]
-ToolArguments = Annotated[Spec, Arg("arguments by name: POOL:PATH for locations, and the tool's options")]
+Root = Annotated[str, Arg("POOL:FOLDER that holds the step-… folders")]
+Dtypes = Annotated[
+    dict[str, str] | None, Arg("dtype to convert to, by dtype or by pattern of tensor names", max_length=1000)
+]
+Keep = Annotated[int, Strict(), Arg("number of checkpoints to keep")]
+DryRun = Annotated[bool, Strict(), Arg("delete nothing, only list what would be deleted")]
+RemovePin = Annotated[bool, Strict(), Arg("remove the pin")]
+ImportSource = Annotated[str, Arg("POOL:PATH of a file or folder of another library")]
+ImportFormat = Annotated[str, Arg("safetensors, torch, dcp, accelerate or trainer (default: detected)")]
+Step = Annotated[int | None, Arg("training step of the checkpoint (default: read from the source)")]
+Drop = Annotated[bool, Strict(), Arg("skip objects that cannot be imported, and invalid optimizer states")]
+ExportTarget = Annotated[str, Arg("POOL:PATH of the new file or folder")]
+ExportFormat = Annotated[str, Arg("safetensors, torch, dcp, accelerate or trainer")]
+Entry = Annotated[str, Arg("module to export if the checkpoint has several")]
 Name = Annotated[str, Arg("as in the previous response", max_length=255)]
 Index = Annotated[int, Arg("index of the chunk of 8 MiB")]
 Node = Annotated[str, Arg(max_length=255)]
@@ -87,14 +108,79 @@ def copy(
     return cast(CopyResult, checkpoint_copy.copy(_checkpoints(hub), request, progress))
 
 
-def _only_reads(arguments: Mapping[str, Any]) -> bool:
-    return arguments["verb"] in READ_ONLY_TOOLS
+@verb("POST /v1/checkpoints/verify", least=Role.MEMBER, idempotent=True)
+def verify(hub: Hub, place: Source, progress: Progress) -> VerifyResult:
+    """Read every byte of a checkpoint and compare with its hashes. Events as for a copy."""
+    return cast(VerifyResult, _checkpoints(hub).tool("verify", {"place": place}, {}, progress))
 
 
-@verb("POST /v1/checkpoints/tools/{verb}", least=Role.MEMBER, ignores_key=_only_reads)
-def run_tool(hub: Hub, verb: str, arguments: ToolArguments, progress: Progress) -> ToolResult:
-    """Run a tool (verify, diff, convert, prune, pin, import or export) on a node of the pool. Events as for a copy."""
-    return cast(ToolResult, checkpoint_copy.run(_checkpoints(hub), verb, arguments, progress))
+@verb("POST /v1/checkpoints/diff", least=Role.MEMBER, idempotent=True)
+def diff(hub: Hub, a: Ref, b: Ref, progress: Progress) -> DiffResult:
+    """Compare two checkpoints tensor by tensor. Events as for a copy."""
+    return cast(DiffResult, _checkpoints(hub).tool("diff", {"a": a, "b": b}, {}, progress))
+
+
+@verb("POST /v1/checkpoints/convert", least=Role.MEMBER)
+def convert(
+    hub: Hub,
+    source: Ref,
+    root: Root,
+    to_kind: DtypesOfKind = "",
+    dtype: Dtypes = None,
+    on_lossy: OnLossy = "error",
+    *,
+    progress: Progress,
+) -> ConversionResult:
+    """Write a copy in the dtypes that a kind computes with, or in those that `dtype` names. Events as for a copy."""
+    options = {"to_kind": to_kind, "on_lossy": on_lossy} | ({"dtype": dtype} if dtype else {})
+    locations = {"source": source, "root": root}
+    return cast(ConversionResult, _checkpoints(hub).tool("convert", locations, options, progress))
+
+
+@verb("POST /v1/checkpoints/prune", least=Role.MEMBER)
+def prune(hub: Hub, root: Root, keep: Keep, dry_run: DryRun = False, *, progress: Progress) -> PruneResult:
+    """Delete all but the newest undamaged checkpoints of a folder. Pinned ones remain. Events as for a copy."""
+    options = {"keep": keep, "dry_run": dry_run}
+    return cast(PruneResult, _checkpoints(hub).tool("prune", {"root": root}, options, progress))
+
+
+@verb("POST /v1/checkpoints/pin", least=Role.MEMBER)
+def pin(hub: Hub, path: Ref, remove: RemovePin = False, *, progress: Progress) -> PinResult:
+    """Pin a checkpoint, so that it is never deleted as an old one, or remove its pin. Events as for a copy."""
+    return cast(PinResult, _checkpoints(hub).tool("pin", {"path": path}, {"remove": remove}, progress))
+
+
+@verb("POST /v1/checkpoints/import", least=Role.MEMBER)
+def import_(
+    hub: Hub,
+    source: ImportSource,
+    root: Root = "",
+    format: ImportFormat = "",  # noqa: A002
+    step: Step = None,
+    drop: Drop = False,
+    *,
+    progress: Progress,
+) -> ImportResult:
+    """Import a file or folder of another library as a checkpoint. No code in it is run. Events as for a copy."""
+    if not root:
+        raise SpecError("root", "is missing", "write POOL:PATH")
+    options = {"format": format, "step": step, "drop": drop}
+    return cast(ImportResult, _checkpoints(hub).tool("import", {"source": source, "root": root}, options, progress))
+
+
+@verb("POST /v1/checkpoints/export", least=Role.MEMBER)
+def export(
+    hub: Hub,
+    source: Ref,
+    target: ExportTarget,
+    format: ExportFormat = "safetensors",  # noqa: A002
+    entry: Entry = "",
+    *,
+    progress: Progress,
+) -> ExportResult:
+    """Write a checkpoint in the format of another library. Events as for a copy."""
+    locations, options = {"source": source, "target": target}, {"format": format, "entry": entry}
+    return cast(ExportResult, _checkpoints(hub).tool("export", locations, options, progress))
 
 
 # -- between a client and a pool

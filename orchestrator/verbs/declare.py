@@ -136,8 +136,7 @@ class Verb:
     """A declared verb.
 
     `least` is the lowest role that may call it; None: also without a token. `slow`: it may take minutes, so it runs in
-    separate threads and delays no other request. `waits`: it waits for events without holding a thread. `ignores_key`:
-    whether an operation with these arguments only reads, so that a repeated request runs it again.
+    separate threads and delays no other request. `waits`: it waits for events without holding a thread.
     """
 
     function: Callable[..., Any]
@@ -149,7 +148,6 @@ class Verb:
     slow: bool
     waits: bool
     declared_body: RequestBody | None
-    ignores_key: Callable[[Mapping[str, Any]], bool]
 
     @property
     def noun(self) -> str:
@@ -239,19 +237,18 @@ def verb(
     slow: bool = False,
     waits: bool = False,
     body: RequestBody | None = None,
-    ignores_key: Callable[[Mapping[str, Any]], bool] = lambda arguments: False,
 ) -> Callable[[F], F]:
     """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}".
 
     `least`: the lowest role that may call it; None: also without a token. `idempotent`: a repeated request needs no
     key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads. `body`: content type
-    and limit if they are not those of its exchange. For `slow`, `waits` and `ignores_key` see Verb.
+    and limit if they are not those of its exchange. For `slow` and `waits` see Verb.
     """
     method, _, path = route.partition(" ")
     is_idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
 
     def declare(function: F) -> F:
-        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, waits, body, ignores_key)
+        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, waits, body)
         return function
 
     return declare

@@ -1,6 +1,6 @@
 """Results of copies of checkpoints and of tools on them. Locations are POOL:PATH or URIs."""
 
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
@@ -152,16 +152,3 @@ class ExportResult(TypedDict):
     tensors: int
     files: list[str]
     notes: list[str]
-
-
-ToolResult = VerifyResult | DiffResult | ConversionResult | PruneResult | PinResult | ImportResult | ExportResult
-TOOL_RESULTS: dict[str, Any] = {
-    "verify": VerifyResult,
-    "diff": DiffResult,
-    "convert": ConversionResult,
-    "prune": PruneResult,
-    "pin": PinResult,
-    "import": ImportResult,
-    "export": ExportResult,
-}
-"""Result of each tool, by its name."""

@@ -385,7 +385,7 @@ def _requests() -> list[bytes]:
         b"POST /v1/jobs\n" + json.dumps({"spec": spec, "content_sha": ""}).encode(),
         b"POST /v1/plan\n" + json.dumps({"spec": spec}).encode(),
         b"POST /v1/offers\n" + json.dumps({"spec": spec, "content_sha": ""}).encode(),
-        b"POST /v1/checkpoints/tools/verify\n" + json.dumps({"arguments": {"place": "cpu:a"}}).encode(),
+        b"POST /v1/checkpoints/verify\n" + json.dumps({"place": "cpu:a"}).encode(),
         b"POST /v1/benchmarks\n" + json.dumps({"request": {"suite": "quick"}, "code_archive": ""}).encode(),
         b"PUT /v1/code-archives/" + b"0" * 64 + b"\nPK",
     ]

@@ -15,6 +15,7 @@ from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.spec.checkpoint_address import is_local
 from orchestrator.spec.job_spec import parse_job
 from workers.attempt.folder_setup import resolve_paths
+from workers.checkpoint.tool_table import TOOLS
 from workers.checkpoint.tools import run
 from workers.checkpoint.transfer.stores import store
 from workers.protocol.messages import Order
@@ -91,20 +92,18 @@ def server():
 @pytest.mark.parametrize("verb", ["verify", "diff", "convert", "prune", "pin", "import", "export"])
 @pytest.mark.parametrize("text", ["x://y", "file:///etc", "cpu:../x", "simplecache::file:///etc/passwd"])
 def test_the_server_refuses_each_tools_place_before_it_asks_a_node(server, verb, text):
-    arguments = dict.fromkeys(checkpoint_location.TOOLS[verb], text) | ({"keep": 1} if verb == "prune" else {})
+    locations = dict.fromkeys(TOOLS[verb].locations, text)
     with pytest.raises(SpecError) as raised:
-        checkpoint_copy.run(server, verb, arguments, lambda done, total: None)
-    assert raised.value.field == next(iter(checkpoint_location.TOOLS[verb]))
+        server.tool(verb, locations, {}, lambda done, total: None)
+    assert raised.value.field == next(iter(locations))
 
 
 @pytest.mark.parametrize("verb", ["diff", "convert", "prune", "pin", "import", "export"])
 def test_tools_that_read_and_write_folders_take_no_store(server, verb):
     """They would take its URI for a path: `s3:` below their working directory."""
-    arguments = dict.fromkeys(checkpoint_location.TOOLS[verb], "s3://bucket/x") | (
-        {"keep": 1} if verb == "prune" else {}
-    )
+    locations = dict.fromkeys(TOOLS[verb].locations, "s3://bucket/x")
     with pytest.raises(SpecError, match="is not in a pool's storage"):
-        checkpoint_copy.run(server, verb, arguments, lambda done, total: None)
+        server.tool(verb, locations, {}, lambda done, total: None)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -173,7 +172,7 @@ def test_a_node_reads_and_writes_nothing_beside_its_storage_whatever_the_server_
 @pytest.mark.parametrize("verb", ["verify", "pin"])
 def test_a_nodes_own_paths_are_nobodys_to_name_from_afar(tools, verb, value):
     with pytest.raises(UserError):
-        tools.start(verb, dict.fromkeys(checkpoint_location.TOOLS[verb], value))
+        tools.start(verb, dict.fromkeys(TOOLS[verb].locations, value))
 
 
 @pytest.mark.parametrize("place", [{"pool": "cpu", "path": "../x"}, {"pool": "cpu", "path": "/etc"}])

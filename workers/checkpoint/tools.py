@@ -1,4 +1,4 @@
-"""Run checkpoint tools by name, each in a child process, so that the caller needs no torch.
+"""Run checkpoint tools by name (tool_table.py), each in a child process, so that the caller needs no torch.
 
     python -m workers.checkpoint      reads {"verb", "arguments"} from stdin, writes one JSON object per line:
                                       {"progress": [done_bytes, total_bytes]} …, at last {"result"} or {"error"}
@@ -25,43 +25,11 @@ import workers
 import workers.errors
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
 from cluster.input import sandbox
-from cluster.input.checkpoint_location import TOOLS, is_uri
+from cluster.input.checkpoint_location import is_uri
 from workers.checkpoint.format import links
 from workers.checkpoint.format.manifest import MAX_MANIFEST_BYTES, DamagedCheckpoint
+from workers.checkpoint.tool_table import TOOLS, Limits
 
-VERBS = {
-    "list": "disk.inspect:list_checkpoints",
-    "show": "disk.inspect:describe",
-    "check": "disk.inspect:verify",
-    "newest": "disk.inspect:newest",
-    "incoming": "transfer.expected:expected",
-    "missing": "transfer.chunk_upload:missing",
-    "arrive": "transfer.chunk_upload:arrive",
-    "verify": "transfer.copier:verify_location",
-    "plan": "conversion.move_plan:plan",
-    "diff": "loading.comparer:diff",
-    "convert": "loading.converter:convert",
-    "prune": "disk.pruner:prune",
-    "pin": "disk.pruner:pin_one",
-    "discard": "disk.pruner:discard",
-    "copy": "transfer.copier:copy",
-    "import": "exchange.importer:import_here",
-    "export": "exchange.exporter:export_checkpoint",
-    "look": "transfer.data_download:look",
-    "fetch": "transfer.data_download:fetch",
-    "keep": "exchange.script_versions:keep",
-    "hand_on": "exchange.script_versions:hand_on",
-}
-VERBS_WITH_PROGRESS = ("verify", "check", "diff", "convert", "copy", "import", "export", "missing", "arrive", "fetch")
-"""Verbs that report progress."""
-MANIFEST_VERBS = ("list", "show", "plan", "check", "newest", "incoming")
-"""Verbs that read only manifests, so memory and time are limited to what the largest manifest needs."""
-LIMITED_VERBS = ("import", "keep", "hand_on", *MANIFEST_VERBS)
-"""Verbs that run with the limits of cluster/input/sandbox.py. The others read all bytes of checkpoints, however long it
-takes.
-"""
-VERBS_FOLLOWING_LINKS = ("list", "show", "check", "newest", "plan", "diff", "convert", "export", "copy")
-"""Verbs that follow links when called as functions; here they do so only for the user of this machine."""
 PROGRESS_INTERVAL_S = 0.1
 CHECK_INTERVAL_S = 0.5
 MAX_REPLY_BYTES = 1 << 30
@@ -73,15 +41,15 @@ Progress = Callable[[int, int], None]
 
 def run(verb: str, arguments: dict[str, Any], progress: Progress | None = None) -> Any:
     """Run a tool in this process. Raises UserError for an unknown verb, and whatever the tool raises."""
-    if verb not in VERBS:
-        raise UserError(f"no tool {verb!r}", nearest(verb, tuple(VERBS)))
-    for name, use in TOOLS.get(verb, {}).items():
+    if verb not in TOOLS:
+        raise UserError(f"no tool {verb!r}", nearest(verb, tuple(TOOLS)))
+    tool = TOOLS[verb]
+    for name, use in tool.locations.items():
         if is_uri(str(arguments.get(name))) and not use.allows_stores:
             raise UserError(f"`{verb}` works on folders: {arguments[name]!r} is a URI", "copy it to this machine first")
-    module, _, name = VERBS[verb].partition(":")
-    function = getattr(import_module(f"workers.checkpoint.{module}"), name)
-    options: dict[str, Any] = {"progress": progress} if verb in VERBS_WITH_PROGRESS else {}
-    options |= {"follow_links": links.are_followed()} if verb in VERBS_FOLLOWING_LINKS else {}
+    function = getattr(import_module(tool.module), tool.function.partition(":")[2])
+    options: dict[str, Any] = {"progress": progress} if tool.has_progress else {}
+    options |= {"follow_links": links.are_followed()} if tool.follows_links else {}
     return function(**arguments, **options)
 
 
@@ -132,7 +100,8 @@ class _NoReplyError(Exception):
 
 
 def _exit_error(verb: str, code: int, last_stderr: deque[bytes]) -> PolyfleetError:
-    if verb in LIMITED_VERBS and (limit := sandbox.limit_message(code)):
+    is_limited = verb in TOOLS and TOOLS[verb].limits is not Limits.NONE
+    if is_limited and (limit := sandbox.limit_message(code)):
         return workers.errors.CheckpointError(
             f"`{verb}` was stopped: {limit}",
             "check that the file is in the format you named, then run it again: this machine may have been busy",
@@ -187,12 +156,14 @@ def apply_sandbox(verb: str, arguments: dict[str, Any]) -> bool:
         sandbox.without_privileges()
         return True
     offline = sandbox.isolate()
-    if verb in LIMITED_VERBS:
-        import_module(f"workers.checkpoint.{VERBS[verb].partition(':')[0]}")
+    limits = TOOLS[verb].limits if verb in TOOLS else Limits.NONE
+    if limits is not Limits.NONE:
+        import_module(TOOLS[verb].module)
         sandbox.apply_limits()
-    if verb in MANIFEST_VERBS:
-        # A quarter of the maximum: parsed text takes less than ten times its size. `check` also reads all bytes.
-        sandbox.raise_limits(metadata_bytes=MAX_MANIFEST_BYTES // 4, data_bytes=1 << 44 if verb == "check" else 0)
+    if limits in (Limits.MANIFEST, Limits.MANIFEST_AND_BYTES):
+        # A quarter of the maximum: parsed text takes less than ten times its size.
+        data_bytes = 1 << 44 if limits is Limits.MANIFEST_AND_BYTES else 0
+        sandbox.raise_limits(metadata_bytes=MAX_MANIFEST_BYTES // 4, data_bytes=data_bytes)
     return offline
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError, nearest
 from cluster.input import checkpoint_location
-from cluster.input.checkpoint_location import TOOLS
+from workers.checkpoint.tool_table import NODE_TOOLS, TOOLS
 from workers.processes.interpreter import interpreter
 from workers.storage.pool_paths import error_with_pool_paths, with_pool_paths
 from workers.storage.pool_storage import PoolStorage
@@ -21,7 +21,7 @@ MAX_TOOLS = 4
 class CheckpointTools:
     """Starts, polls and stops tools.
 
-    Locations in `arguments` (see cluster.input.checkpoint_location.TOOLS) are {"pool", "path"} or {"uri"}. They are
+    Locations in `arguments` (see `locations` of a Tool) are {"pool", "path"} or {"uri"}. They are
     checked again here, since no client may name a path of the node itself. `readable` returns the storage of a pool.
     """
 
@@ -37,10 +37,11 @@ class CheckpointTools:
         Raises UserError, NotFound for a missing location, Conflict if too many run.
         """
         roots: dict[Path, str] = {}
-        if verb not in TOOLS:
-            raise UserError(f"no tool {verb!r} runs on a node", nearest(verb, tuple(TOOLS)))
+        if verb not in NODE_TOOLS:
+            raise UserError(f"no tool {verb!r} runs on a node", nearest(verb, NODE_TOOLS))
+        locations = TOOLS[verb].locations
         resolved = {
-            name: self._resolve(verb, name, value, roots) if name in TOOLS[verb] else value
+            name: self._resolve(verb, name, value, roots) if name in locations else value
             for name, value in arguments.items()
         }
         with self._lock:
@@ -81,7 +82,7 @@ class CheckpointTools:
 
     def _resolve(self, verb: str, name: str, value: Any, roots: "dict[Path, str]") -> str:
         """Turn a location into the tool's argument. Adds the storage it is in to `roots`, with its pool."""
-        use = TOOLS[verb][name]
+        use = TOOLS[verb].locations[name]
         match value:
             case {"uri": str(text)} if use.allows_stores and len(value) == 1:
                 return str(checkpoint_location.parse_uri(text, name))

@@ -1,4 +1,4 @@
-"""Checkpoint requests that the server carries out: tools on a node, and copies with optional conversion."""
+"""Copies of checkpoints that clients request, with optional conversion."""
 
 import secrets
 from contextlib import suppress
@@ -6,37 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.catalogue import resolve_kind
-from cluster.errors import PolyfleetError, SpecError, UserError, nearest
+from cluster.errors import PolyfleetError, SpecError, UserError
 from cluster.input import checkpoint_location
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService, Progress
-
-Options = dict[str, type]
-OPTIONS: dict[str, Options] = {
-    "verify": {},
-    "diff": {},
-    "convert": {"to_kind": str, "dtype": dict, "on_lossy": str},
-    "prune": {"keep": int, "dry_run": bool},
-    "pin": {"remove": bool},
-    "import": {"format": str, "step": int, "drop": bool},
-    "export": {"format": str, "entry": str},
-}
-
-
-def run(checkpoints: CheckpointService, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
-    """Run the tool `verb`; locations are POOL:PATH or URIs. Raises SpecError for a wrong or missing argument."""
-    if verb not in OPTIONS:
-        raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(OPTIONS)))
-    locations, options = checkpoint_location.TOOLS[verb], OPTIONS[verb]
-    for name, value in arguments.items():
-        expected = str if name in locations else options.get(name)
-        if expected is None:
-            raise SpecError(name, f"`{verb}` has no argument {name!r}", nearest(name, (*locations, *options)))
-        if type(value) is not expected:
-            raise SpecError(name, f"{value!r} is not a {expected.__name__}", f"write a {expected.__name__}")
-    if missing := [name for name in locations if name not in arguments]:
-        raise SpecError(missing[0], "is missing", "write POOL:PATH")
-    paths = {name: arguments[name] for name in locations}
-    return checkpoints.tool(verb, paths, {k: v for k, v in arguments.items() if k not in locations}, progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cluster.input.checkpoint_location import CheckpointLocation
 from cluster.types import Finding
 from orchestrator.runtime.checkpoints.checkpoint_search import CheckpointMatch, PoolStorages
 from orchestrator.views.checkpoints import CheckpointDestination, CommittedView, IncomingView, MovePlan
+from workers.checkpoint.tool_table import TOOLS
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class CheckpointService:
         arguments: dict[str, Any] = dict(options)
         reached: list[tuple[str, str]] = []
         for name, text in named.items():
-            use = checkpoint_location.TOOLS[verb][name]
+            use = TOOLS[verb].locations[name]
             location = (
                 checkpoint_location.parse_location(text, name)
                 if use.allows_stores

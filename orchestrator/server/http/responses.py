@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return json_response(error_body(UserError("the body is not JSON", "send a JSON object")), 422)
-        location = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+        location = [str(part) for part in first["loc"][1:]]  # the first is where it is: path, query, header or body
         return json_response(
             error_body(SpecError(".".join(location), first["msg"], "see /openapi.json for what is accepted")), 422
         )

@@ -254,10 +254,10 @@ class Slow:
 
     def __init__(self, live, monkeypatch):
         self.begun, self.go_on, self.runs = threading.Semaphore(0), threading.Event(), []
-        monkeypatch.setattr(checkpoint_copy, "run", self)
+        monkeypatch.setattr(live.service.checkpoint_service, "tool", self)
 
-    def __call__(self, checkpoints, verb, arguments, progress):
-        self.runs.append(arguments["place"])
+    def __call__(self, verb, locations, options, progress):
+        self.runs.append(locations["root"])
         self.begun.release()
         assert self.go_on.wait(120)
         return PRUNED | {"bytes": len(self.runs)}
@@ -265,9 +265,7 @@ class Slow:
 
 def ask(client, place, key=""):
     headers = {"Idempotency-Key": key} if key else {}
-    return client.stream(
-        "POST", "/v1/checkpoints/tools/prune", json={"arguments": {"place": place}}, headers=headers, timeout=20
-    )
+    return client.stream("POST", "/v1/checkpoints/prune", json={"root": place, "keep": 1}, headers=headers, timeout=20)
 
 
 def asked(live, place, key=""):

@@ -51,7 +51,6 @@ from orchestrator.views import (
     server,
     values,
 )
-from orchestrator.views.checkpoint_results import TOOL_RESULTS
 from orchestrator.views.values import ProgressEvent, StreamErrorView
 from workers.checkpoint.conversion.load_report import ConversionLoss, TensorReport
 from workers.checkpoint.format.manifest import Producer
@@ -225,17 +224,6 @@ def test_the_openapi_document_describes_fields_also_those_that_a_view_inherits()
     assert schemas["JobExplanation"]["properties"]["late"]["description"].startswith("By how much")
 
 
-def test_every_tool_has_a_report():
-    assert set(TOOL_RESULTS) == set(checkpoint_results_of_tools())
-    assert set(get_args(checkpoint_results.ToolResult)) == set(TOOL_RESULTS.values())
-
-
-def checkpoint_results_of_tools() -> dict[str, Any]:
-    from orchestrator.runtime.checkpoints.checkpoint_copy import OPTIONS
-
-    return OPTIONS
-
-
 def test_streams_name_their_events():
     streams = {
         route.operation_id: get_type_hints(view_of(route.endpoint).view)
@@ -248,7 +236,13 @@ def test_streams_name_their_events():
         "jobs.follow": get_type_hints(logs.LogEvents),
         "execs.start": get_type_hints(logs.ExecEvents),
         "checkpoints.copy": progress | {"result": checkpoint_results.CopyResult},
-        "checkpoints.run_tool": progress | {"result": checkpoint_results.ToolResult},
+        "checkpoints.verify": progress | {"result": checkpoint_results.VerifyResult},
+        "checkpoints.diff": progress | {"result": checkpoint_results.DiffResult},
+        "checkpoints.convert": progress | {"result": checkpoint_results.ConversionResult},
+        "checkpoints.prune": progress | {"result": checkpoint_results.PruneResult},
+        "checkpoints.pin": progress | {"result": checkpoint_results.PinResult},
+        "checkpoints.import": progress | {"result": checkpoint_results.ImportResult},
+        "checkpoints.export": progress | {"result": checkpoint_results.ExportResult},
     }
     assert all("error" in events for events in streams.values())
 

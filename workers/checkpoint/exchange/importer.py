@@ -120,7 +120,7 @@ def _import(
     name = f"step-{number:08d}-{os.urandom(4).hex()}"
     if root is None:
         folder = source_path if source_path.is_dir() else source_path.parent
-        manifest, copied_bytes = _import_in_place(folder, state, number, progress), 0
+        manifest, copied_bytes = _import_without_copy(folder, state, number, progress), 0
     else:
         folder = Path(root) / name
         manifest, copied_bytes = _import_into(Path(root), folder, state, number, kind, progress)
@@ -137,7 +137,7 @@ def _import(
     }
 
 
-def _import_in_place(folder: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
+def _import_without_copy(folder: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
     if os.path.lexists(folder / NAME):
         raise CheckpointError(f"{folder} is already a checkpoint", "nothing to import; check it with `verify`")
     if symlinks := [path for path in _files_of(state) if path.is_symlink()]:
