@@ -154,8 +154,8 @@ def measure(home: Path, paths: dict[str, Path], rounds: int) -> Samples:
                 agent = agent_of(home)
                 tails = [
                     lambda: tail_by_agent(agent),
-                    lambda: client.logs("long", tail=5),
-                    lambda: client.logs("long", tail=1000),
+                    lambda: client.jobs.logs("long", tail=5),
+                    lambda: client.jobs.logs("long", tail=1000),
                     lambda: cli(home, "long", "--tail", "5"),
                     lambda: process(["tail", "-n", "5", str(paths["long"])]),
                 ]
@@ -163,7 +163,7 @@ def measure(home: Path, paths: dict[str, Path], rounds: int) -> Samples:
                 reads = [
                     lambda: read_by_agent(agent),
                     lambda: read_pages(client),
-                    lambda: sum(1 for _ in client.follow_logs("short")),
+                    lambda: sum(len(page["lines"]) for page in client.jobs.follow("short")),
                     lambda: cli(home, "short"),
                     lambda: process(["cat", str(paths["short"])]),
                 ]
@@ -205,9 +205,9 @@ def read_by_agent(agent: Any) -> None:
 
 
 def read_pages(client: Client) -> None:
-    page = client.logs("short")
+    page = client.jobs.logs("short")
     while page["lines"]:
-        page = client.logs("short", cursor=page["cursor"])
+        page = client.jobs.logs("short", cursor=page["cursor"])
 
 
 def cli(home: Path, *words: str) -> None:

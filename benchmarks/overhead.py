@@ -165,7 +165,7 @@ class Measurement:
         with server.connect() as client, Orchestrator.connect() as o:
             cases = [
                 *limits.cases(self.samples, paths.home(), Path(server_record.read(paths.home()).socket), store),
-                partial(self._timed, "inventory.rest", client.nodes),
+                partial(self._timed, "inventory.rest", client.nodes.list),
                 partial(self._timed, "inventory.python", o.inventory),
                 partial(self._timed, "inventory.discovery", discover),
                 *peers.short(),
@@ -209,7 +209,7 @@ class Peers:
     def __init__(self, opened: ExitStack, head: ray_head.RayHead | None, samples: Samples):
         self.samples, self.head = samples, head
         with server.connect() as client:
-            [node] = client.nodes()
+            [node] = client.nodes.list()
         here, argv = Path(sys.executable), NO_OP["command"]
         self.actor = opened.enter_context(
             Helper(here, "bare_actor.py", node["ray_node_id"], *argv, env=dict(os.environ))

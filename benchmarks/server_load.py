@@ -109,11 +109,11 @@ def ask(home: Path, samples: Samples, calls: int) -> None:
     with server.connect(home, start=False) as client:
         for _ in range(calls):
             with samples.timing("jobs"):
-                client.jobs()
+                client.jobs.list()
             with samples.timing("nodes"):
-                client.nodes()
+                client.nodes.list()
             with samples.timing("new"), server.connect(home, start=False) as other:
-                other.jobs()
+                other.jobs.list()
 
 
 def state_of(running: ServerRecord) -> dict[str, Any]:

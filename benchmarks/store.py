@@ -107,7 +107,7 @@ def serving(ended: int) -> Iterator[Path]:
         daemon.start_server(home)
         command(Samples(), "up", [CLI, "up"])
         with server.connect(home, start=False) as client:
-            client.submit({"name": "sleeps", "command": "sleep 3600", "priority": 5})
+            client.jobs.submit({"name": "sleeps", "command": "sleep 3600", "priority": 5})
         yield home
     finally:
         command(Samples(), "down", [CLI, "down"])

@@ -117,13 +117,14 @@ def waiting(jobs: Jobs, count: int) -> tuple[float, list[float]]:
     try:
         began_s = perf_counter()
         ids = [
-            row["id"] for row in client.submit_many([{"spec": NO_OP, "code_archive": ""} for _ in range(count)])["jobs"]
+            row["id"]
+            for row in client.jobs.submit_many([{"spec": NO_OP, "code_archive": ""} for _ in range(count)])["jobs"]
         ]
         jobs.until_finished(set(ids), LOOK_EVERY_S)
         rate, printed = count / (perf_counter() - began_s), defaultdict(list)
         for job in ids:
-            line = client.logs(job)["lines"][0]["time"]
-            placed = next(e for e in client.history(job) if e["event"] == "placed")
+            line = client.jobs.logs(job)["lines"][0]["time"]
+            placed = next(e for e in client.jobs.history(job) if e["event"] == "placed")
             printed[str(placed["data"]["allocations"])].append(datetime.fromisoformat(line))
     finally:
         client.close()

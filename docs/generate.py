@@ -1,10 +1,11 @@
-"""Write docs/reference/ from the code's own metadata; with --check, fail when what is there is stale.
+"""Write docs/reference/ and orchestrator/client/verbs/ from the code's own metadata; with --check, fail when what is
+there is stale.
 
     python docs/generate.py [--check] [--into FOLDER]
 
 cli.md from Typer, rest.md from FastAPI's OpenAPI, actions.md from the declared verbs, states.md and failures.md from
 the tables of states and of kinds of failure, metrics.md from the table of metrics, spec.md from the JSON Schemas,
-config.md from PolyfleetConfig.
+config.md from PolyfleetConfig. The client's modules are from the declared verbs, too: client_modules.py.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
+import client_modules
 import typer.main
 from pydantic_core import PydanticUndefined
 
@@ -428,21 +430,19 @@ PAGES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
-    parser.add_argument("--into", type=Path, default=REFERENCE, help="folder of the pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    parser.add_argument("--into", type=Path, help="write the pages into this folder, and no module")
     given = parser.parse_args()
-    stale = []
-    for name, page in PAGES.items():
-        path, text = given.into / name, "\n".join(page()).rstrip() + "\n"
-        if path.exists() and path.read_text() == text:
-            continue
-        stale.append(name)
-        if not given.check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+    texts = {(given.into or REFERENCE) / name: "\n".join(page()).rstrip() + "\n" for name, page in PAGES.items()}
+    if given.into is None:
+        texts |= {client_modules.CLIENT / name: text for name, text in client_modules.modules().items()}
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
+    for path in stale if not given.check else ():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[path])
     if stale:
         what = "stale; run python docs/generate.py" if given.check else "written"
-        sys.stderr.write(f"{', '.join(stale)}: {what}\n")
+        sys.stderr.write(f"{', '.join(path.name for path in stale)}: {what}\n")
     return 1 if stale and given.check else 0
 
 

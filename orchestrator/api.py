@@ -10,7 +10,7 @@ with Orchestrator.connect() as o:
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.client import client as http
@@ -23,6 +23,9 @@ from orchestrator.show.table import TableStack
 from orchestrator.spec.job_spec import JobSpec, get_schema
 from orchestrator.submission import submission
 from orchestrator.submission.jobs import JobHandle
+
+if TYPE_CHECKING:
+    from orchestrator.views.jobs import JobState
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -78,19 +81,19 @@ class Orchestrator:
 
     def fleet(self) -> KeyValueView:
         """Pools with their kinds, nodes and devices."""
-        return KeyValueView(self._client.fleet(), show_fleet.fleet)
+        return KeyValueView(self._client.fleet.show(), show_fleet.fleet)
 
     def inventory(self) -> TableView:
         """Every node with its devices."""
-        return TableView(self._client.nodes(), show_fleet.devices)
+        return TableView(self._client.nodes.list(), show_fleet.devices)
 
     def backends(self) -> TableView:
         """Every back end: the fleet's devices for it, or why there are none."""
-        return TableView(backend_rows(self._client.nodes()), show_fleet.backends)
+        return TableView(backend_rows(self._client.nodes.list()), show_fleet.backends)
 
     def doctor(self) -> TableView:
         """Problems of the fleet, each with its remedy."""
-        return TableView(self._client.doctor(), show_fleet.findings)
+        return TableView(self._client.fleet.doctor(), show_fleet.findings)
 
     def submit(self, job: JobSpec | Data, *, key: str = "") -> JobHandle:
         """Submit a job; it is stored durably before this returns. Repeating a call with the same `key` returns the same
@@ -111,14 +114,14 @@ class Orchestrator:
         return KeyValueView(submission.offers(self._client, job), show_jobs.offers)
 
     def jobs(
-        self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
+        self, states: "Sequence[JobState] | None" = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
     ) -> TableView:
         """The newest `limit` jobs, the newest last. `since_s`: only jobs submitted since this Unix time in seconds."""
-        return TableView(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
+        return TableView(self._client.jobs.list(state=states, limit=limit, name=name, since=since_s), show_jobs.jobs)
 
     def job(self, ref: str) -> JobHandle:
         """Return a job by its id, a unique prefix of the id, or its name (the newest job with that name)."""
-        return JobHandle(self._client, self._client.job(ref)["id"])
+        return JobHandle(self._client, self._client.jobs.show(ref)["id"])
 
     def explain(self, ref: str, *changes: str) -> KeyValueView:
         return self.job(ref).explain(*changes)
@@ -130,15 +133,15 @@ class Orchestrator:
         """Move a job to a pool, a kind or a back end. It saves, stops and continues there from its newest checkpoint,
         or starts again if it has none; `view["continues"]` says which.
         """
-        return JobHandle(self._client, self._client.migrate(ref, to)["id"])
+        return JobHandle(self._client, self._client.jobs.migrate(ref, to)["id"])
 
     def drain(self, node: str, *, now: bool = False, reason: str = "") -> KeyValueView:
         """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
-        return KeyValueView(self._client.node_drain(node, now, reason), show_fleet.node_state)
+        return KeyValueView(self._client.nodes.drain(node, now=now, reason=reason), show_fleet.node_state)
 
     def resume(self, node: str) -> KeyValueView:
         """Place jobs on a node again."""
-        return KeyValueView(self._client.node_resume(node), show_fleet.node_state)
+        return KeyValueView(self._client.nodes.resume(node), show_fleet.node_state)
 
     def benchmark(
         self,
@@ -163,14 +166,15 @@ class Orchestrator:
     def benchmark_report(self, run: str = "latest") -> KeyValueView:
         """Results of a run as a table; the object itself contains the numbers as plain data."""
         from orchestrator.benchmark.results import summarize
+        from orchestrator.submission.benchmark_client import fetch_lines
 
-        return KeyValueView(summarize(self._client.benchmark_lines(run)), show_benchmark.report)
+        return KeyValueView(summarize(fetch_lines(self._client, run)), show_benchmark.report)
 
     def benchmark_runs(self) -> TableView:
-        return TableView(self._client.benchmarks(), show_benchmark.runs)
+        return TableView(self._client.benchmarks.list(), show_benchmark.runs)
 
     def cancel_benchmark(self, run: str) -> KeyValueView:
-        return KeyValueView(self._client.benchmark_cancel(run), show_benchmark.view)
+        return KeyValueView(self._client.benchmarks.cancel(run), show_benchmark.view)
 
     def schema(self, kind: str) -> KeyValueView:
         """JSON Schema of a `job` or a `fleet` file. Printed, it is a table of the file's fields."""

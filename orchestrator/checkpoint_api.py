@@ -1,9 +1,11 @@
 """Checkpoints from Python: `o.checkpoints` has a method for each command of `polyfleet checkpoint`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import FleetError, SpecError
 from orchestrator.client import client as http
+from orchestrator.client.checkpoint_transfer import run_tool
 from orchestrator.client.server_connection import Bytes
 from orchestrator.show import checkpoints as show
 from orchestrator.show.notebook_views import KeyValueView, TableView
@@ -35,14 +37,17 @@ class Checkpoints:
 
     def list(self, pool: str = "", prefix: str = "") -> TableView:
         """List checkpoints. Raises FleetError if there are none, but unreachable nodes may have some."""
-        rows = self._client.checkpoints(pool, prefix)
-        if not rows and (away := self._client.checkpoints_away(pool)):
+        rows = self._client.checkpoints.list(pool=pool, prefix=prefix)
+        if not rows and (away := self._client.checkpoints.away(pool=pool)):
             raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
         return TableView(rows, show.checkpoints)
 
     def show(self, ref: str) -> KeyValueView:
         ref = resolve_job(self._client, ref)
-        summary = _run_locally("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
+        local = is_local(ref)
+        summary: Mapping[str, Any] = (
+            _run_locally("show", {"path": ref}) if local else self._client.checkpoints.show(ref)
+        )
         return KeyValueView(summary, show.describe_table)
 
     def verify(self, ref: str, progress: Bytes | None = None) -> KeyValueView:
@@ -51,7 +56,8 @@ class Checkpoints:
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> KeyValueView:
         """Describe what devices of another kind would keep, convert or refuse, and whether the checkpoint fits."""
-        return KeyValueView(self._client.checkpoint_plan(resolve_job(self._client, ref), to_kind, count), show.planned)
+        ref = resolve_job(self._client, ref)
+        return KeyValueView(self._client.checkpoints.plan(ref, to_kind, count=count), show.planned)
 
     def copy(
         self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
@@ -69,8 +75,8 @@ class Checkpoints:
                     "convert it afterwards",
                 )
             return KeyValueView(self._copy_locally(source, target, between, progress), show.copied)
-        order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
-        return KeyValueView(self._client.checkpoint_copy(order, progress), show.copied)
+        how: Data = {"to_kind": to_kind, "on_lossy": on_lossy}
+        return KeyValueView(self._client.checkpoints.copy(source, target, **how, progress=progress), show.copied)
 
     def _copy_locally(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
         from orchestrator.client import checkpoint_transfer
@@ -148,7 +154,7 @@ class Checkpoints:
         arguments: Data = {**locations, **(options or {})}
         if are_all_local(*locations.values()):
             return _run_locally(verb, arguments, progress)
-        return self._client.checkpoint_tool(verb, arguments, progress)
+        return run_tool(self._client, verb, arguments, progress)
 
 
 def _run_locally(verb: str, arguments: Data, progress: Bytes | None = None) -> Data:

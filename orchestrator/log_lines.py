@@ -2,7 +2,7 @@
 arrives as another line of the same rank and stream, which has `continues`. Both keys are present only if true.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Data = dict[str, Any]
@@ -21,12 +21,12 @@ def parse_line(text: str, epoch: int, rank: int) -> Data:
     return line | {name: True for name, is_so in marks.items() if is_so}
 
 
-def line_source(line: Data) -> tuple[int, int, str]:
+def line_source(line: Mapping[str, Any]) -> tuple[int, int, str]:
     """Attempt, rank and stream of a line: the pieces of one line have these in common."""
     return line["attempt"], line["rank"], line["stream"]
 
 
-def join_lines(lines: Iterable[Data]) -> list[Data]:
+def join_lines(lines: Iterable[Mapping[str, Any]]) -> list[Data]:
     """Join the pieces of each line if its first piece is in `lines`; the line has the time of that piece."""
     result: list[Data] = []
     open_lines: dict[tuple[int, int, str], Data] = {}

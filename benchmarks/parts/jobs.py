@@ -35,7 +35,7 @@ class Jobs:
     def one(self, case: str) -> None:
         """Its stages too, which do not include asking for them."""
         began, start = time.time(), perf_counter()
-        job = self._client.submit(NO_OP)["id"]
+        job = self._client.jobs.submit(NO_OP)["id"]
         self.samples.add(f"{case}.acknowledged", perf_counter() - start)
         self.until_finished({job})
         done_s = perf_counter() - start
@@ -50,12 +50,12 @@ class Jobs:
     def back_to_back(self) -> None:
         """The job before it has ended a moment ago and holds the only device until Ray has it back."""
         with self.samples.timing("job.back_to_back"):
-            self.until_finished({self._client.submit(NO_OP)["id"]})
+            self.until_finished({self._client.jobs.submit(NO_OP)["id"]})
 
     def queued(self, jobs: int) -> None:
         """Submitted at once, for one device: seconds per job."""
         start = perf_counter()
-        self.until_finished({self._client.submit(NO_OP)["id"] for _ in range(jobs)})
+        self.until_finished({self._client.jobs.submit(NO_OP)["id"] for _ in range(jobs)})
         self.samples.add("job.queued", (perf_counter() - start) / jobs)
 
     def until_finished(self, waited_for: set[str], pause_s: float = 0.0) -> None:
@@ -63,7 +63,7 @@ class Jobs:
         deadline = time.monotonic() + PATIENCE_S
         waiting = set(waited_for)
         while waiting:
-            changes = self._client.changes(self._seen, 10.0)
+            changes = self._client.changes.wait(after=self._seen)
             self._seen = changes["last"]
             ended = {event["job"]: event for event in changes["events"] if event["event"] in ("finished", "failed")}
             waiting -= set(ended)
@@ -74,9 +74,9 @@ class Jobs:
 
     def _stages(self, case: str, job: str, began: float, done_s: float) -> None:
         """Times of the history and of the log are of this machine's clock, as `began` is."""
-        history = self._client.history(job)
+        history = self._client.jobs.history(job)
         at = {event["event"]: _wall_s(event["occurred_at"]) for event in history}
-        first_line = self._client.logs(job)["lines"][0]["time"]
+        first_line = self._client.jobs.logs(job)["lines"][0]["time"]
         printed = _wall_s(first_line)
         marks = [began, at["submitted"], at["placed"], printed, at["finished"], began + done_s]
         names = ("accepted", "placed", "command_ran", "finished", "told")

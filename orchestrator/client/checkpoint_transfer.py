@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError
 from cluster.host import file_lock
@@ -23,6 +24,7 @@ from orchestrator.client.file_upload import send_folder
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.checkpoints import CheckpointDestination, IncomingView
 
 Data = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -41,7 +43,7 @@ def upload_checkpoint(client: "Client", source: str, target: str, progress: Prog
     text = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
 
     def run() -> Data:
-        destination = client.checkpoint_destination(target)
+        destination = client.checkpoints.destination(target)
         begin_reply = _begin_copy(client, destination, folder.name, text)
         sent_bytes = 0
         if not begin_reply["arrived"]:
@@ -54,10 +56,10 @@ def upload_checkpoint(client: "Client", source: str, target: str, progress: Prog
                     begin_reply,
                     progress,
                 )
-                client.checkpoint_commit(destination, folder.name)
+                client.checkpoints.commit_upload(destination["node"], destination["folder"], folder.name)
             except BaseException:
                 with suppress(PolyfleetError):  # the first error is the one to raise
-                    client.checkpoint_interrupt(destination, folder.name)
+                    client.checkpoints.interrupt_upload(destination["node"], destination["folder"], folder.name)
                 raise
         path = f"{destination['pool']}:{destination['folder']}/{folder.name}"
         result = {
@@ -79,7 +81,8 @@ def download_checkpoint(client: "Client", source: str, target: str, progress: Pr
     started_s, root = time.monotonic(), Path(target).expanduser()
 
     def run() -> Data:
-        ref, text = client.checkpoint_manifest(source)
+        reply = client.checkpoints.read_manifest(source)
+        ref, text = unquote(reply.headers["Polyfleet-Checkpoint"]), reply.content
         name = PurePosixPath(ref.partition(":")[2]).name
         if not FOLDER.fullmatch(name):
             raise UserError(f"the name of {ref} is not that of a checkpoint", "name a folder step-…")
@@ -101,6 +104,13 @@ def download_checkpoint(client: "Client", source: str, target: str, progress: Pr
     return retry_unreachable(client, run) | {"seconds": time.monotonic() - started_s}
 
 
+def run_tool(client: "Client", tool: str, arguments: Data, progress: Progress | None = None, key: str = "") -> Data:
+    """Run the checkpoint tool of this name on a node; `arguments` are those of its verb."""
+    run = getattr(client.checkpoints, "import_" if tool == "import" else tool)
+    result: Data = run(**arguments, progress=progress, **({"key": key} if key else {}))
+    return result
+
+
 def import_local(client: "Client", source: str, target: str, options: Data, progress: Progress, key: str = "") -> Data:
     """Import a file or folder of this machine in another format into POOL:FOLDER. It is sent to a node, where a
     separate process with limits reads it, because its content is untrusted.
@@ -112,18 +122,19 @@ def import_local(client: "Client", source: str, target: str, options: Data, prog
     upload = hashlib.sha256(where.encode("utf-8", "replace")).hexdigest()[:24]
 
     def run() -> Data:
-        destination = client.checkpoint_destination(target)
+        destination = client.checkpoints.destination(target)
         sent_bytes = send_folder(client, destination["node"], upload, local, progress)
         upload_location = f"{destination['pool']}:.uploads/{upload}" + ("" if local.is_dir() else f"/{local.name}")
         arguments = {"source": upload_location, "root": f"{destination['pool']}:{destination['folder']}", **options}
         try:
-            result: Data = client.checkpoint_tool("import", arguments, progress, key)
+            result = client.checkpoints.import_(**arguments, progress=progress, key=key)
         except UserError as e:
             with suppress(PolyfleetError):  # an upload that was refused or does not fit need not stay there
-                client.upload_discard(destination["node"], upload)
+                client.files.discard_upload(upload, destination["node"])
             raise type(e)(*(_with_source_name(text, upload_location, source) for text in e.args)) from None
-        client.upload_discard(destination["node"], upload)
-        return result | {
+        client.files.discard_upload(upload, destination["node"])
+        return {
+            **result,
             "notes": [_with_source_name(note, upload_location, source) for note in result["notes"]],
             "transferred_bytes": sent_bytes,
         }
@@ -167,12 +178,12 @@ def _find_newest(path: Path) -> Path:
     return Path(result["path"])
 
 
-def _begin_copy(client: "Client", destination: Data, name: str, text: bytes) -> Data:
+def _begin_copy(client: "Client", destination: "CheckpointDestination", name: str, text: bytes) -> "IncomingView":
     """Begin a copy; wait until an interrupted one of the same checkpoint ended. Raises Conflict if it still runs."""
     deadline = time.monotonic() + RUNNING_COPY_WAIT_S
     while True:
         try:
-            return client.checkpoint_begin(destination, name, text)
+            return client.checkpoints.begin_upload(destination["node"], destination["folder"], name, text)
         except Conflict:
             if time.monotonic() > deadline:
                 raise
@@ -180,7 +191,12 @@ def _begin_copy(client: "Client", destination: Data, name: str, text: bytes) -> 
 
 
 def _send_chunks(
-    client: "Client", destination: Data, folder: Path, missing: list[Chunk], begin_reply: Data, progress: Progress
+    client: "Client",
+    destination: "CheckpointDestination",
+    folder: Path,
+    missing: list[Chunk],
+    begin_reply: "IncomingView",
+    progress: Progress,
 ) -> int:
     from workers.checkpoint.format.manifest import FILE
 
@@ -188,7 +204,7 @@ def _send_chunks(
         if not FILE.fullmatch(chunk[0]):
             raise FleetError(f"the server requested {chunk[0]!r}, which is not a file of a checkpoint")
         data = _read(folder / chunk[0], CHUNK_BYTES, chunk[1] * CHUNK_BYTES)
-        client.checkpoint_send(destination, folder.name, *chunk, data)
+        client.checkpoints.send_chunk(destination["node"], destination["folder"], folder.name, *chunk, data)
         return len(data)
 
     absent = sum(min(CHUNK_BYTES, _size(folder / file) - index * CHUNK_BYTES) for file, index in missing)
@@ -211,7 +227,7 @@ def _fetch_chunks(client: "Client", ref: str, folder: Path, begin_reply: Data, p
     sizes = {(str(file), int(index)): int(size) for file, index, size in begin_reply["chunks"]}
 
     def fetch(chunk: Chunk) -> int:
-        data = client.checkpoint_chunk(ref, *chunk)
+        data = client.checkpoints.read_chunk(ref, *chunk).content
         if len(data) != sizes[chunk]:
             raise FleetError(
                 f"{ref}/{chunk[0]} has changed: a chunk has {len(data)} bytes instead of {sizes[chunk]} bytes"

@@ -13,6 +13,7 @@ from orchestrator.client.file_transfer import (
     Progress,
     ProgressCounter,
     TransferResult,
+    folder_arguments,
     list_all_files,
     retry_unreachable,
     run_parallel,
@@ -126,14 +127,19 @@ class _Download:
     def _same_content(self, entry: FolderEntry, local: str) -> bool:
         first = 0
         while first * PIECE_BYTES < entry["bytes"]:
-            remote_hashes = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
+            remote_hashes = self._hashes(entry, first)
             if remote_hashes != self._tree.hashes(local, first, len(remote_hashes))[1] or not remote_hashes:
                 return False
             first += len(remote_hashes)
         return True
 
+    def _hashes(self, entry: FolderEntry, first: int) -> list[str]:
+        """Hashes of some of the job's pieces from `first` on."""
+        job, folder, path = self._piece_arguments(entry)
+        return self._client.files.hashes(job, path, first=first, **folder_arguments(folder))["sha256"]
+
     def _piece_arguments(self, entry: FolderEntry) -> tuple[str, Data, str]:
-        """Job, folder and path: the arguments of the routes for pieces."""
+        """Job, folder and path: the arguments of the verbs for pieces."""
         folders = self._listing["folders"]
         folder = next(one for one in folders if entry["path"].startswith(one["prefix"]))
         return self._listing["job"], folder, entry["path"].removeprefix(folder["prefix"])
@@ -149,7 +155,7 @@ class _Download:
     def _try_fetch(self, entry: FolderEntry, counter: ProgressCounter, last: bool = False) -> bool:
         """Fetch a file. Return False if it changed during that; the fetched file then stays only on the `last` try."""
         local, (job, folder, path) = self._local(entry), self._piece_arguments(entry)
-        first = self._client.file_piece(job, folder, path, 0)
+        first = read_piece(self._client, job, folder, path, 0)
         part = _part_path(local, first.version)
         with self._tree.locked(part):
             return self._fetch_pieces(entry, counter, last, (first, part))
@@ -171,7 +177,7 @@ class _Download:
         stored = [store(0, first)]
         counter.add(len(same) * PIECE_BYTES, False)
         offsets = [at for at in range(PIECE_BYTES, first.size_bytes, PIECE_BYTES) if at // PIECE_BYTES not in same]
-        stored += run_parallel(lambda at: store(at, self._client.file_piece(job, folder, path, at)), offsets)
+        stored += run_parallel(lambda at: store(at, read_piece(self._client, job, folder, path, at)), offsets)
         changed = any(version != first.version for version, _ in stored)
         if changed and not last:
             self._tree.remove(part)
@@ -184,7 +190,7 @@ class _Download:
         """Pieces that an earlier try has fetched and that are still equal, with their hashes."""
         piece_count, first, same = self._tree.entry(part)["bytes"] // PIECE_BYTES, 1, dict[int, str]()
         while first < piece_count:
-            remote_hashes = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
+            remote_hashes = self._hashes(entry, first)
             local_hashes = self._tree.hashes(part, first, len(remote_hashes))[1]
             pairs = enumerate(zip(remote_hashes, local_hashes, strict=False), first)
             same |= {index: one for index, (one, other) in pairs if one == other}
@@ -221,6 +227,16 @@ class _Download:
                     continue
                 raise Conflict(f"{self._root / local} already exists and is not the same link", "remove it first")
             self._tree.link(local, entry["target"])
+
+
+def read_piece(client: "Client", job: str, folder: Data, path: str, offset: int) -> Piece:
+    """Read one piece of a job's file. Raises FleetError if it arrived damaged."""
+    reply = client.files.read(job, path, offset=offset, **folder_arguments(folder))
+    headers = {name: reply.headers[f"Polyfleet-{name}"] for name in ("sha256", "bytes", "version", "mode")}
+    if digest(reply.content) != headers["sha256"]:
+        raise FleetError(f"{path!r}: the piece at byte {offset} arrived damaged", "run the command again")
+    modified_s = float(reply.headers["Polyfleet-modified-s"])
+    return Piece(reply.content, int(headers["bytes"]), headers["version"], modified_s, int(headers["mode"]))
 
 
 def _part_path(local: str, version: str) -> str:

@@ -5,7 +5,7 @@ and not sent again. If the server restarts, the transfer waits for it.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,15 +56,20 @@ class ProgressCounter:
 
 
 def list_all_files(client: "Client", ref: str, path: str = "") -> Data:
-    """Join all pages of `client.files` into one; `job` is the job's id."""
-    page = client.files(ref, path)
+    """Join all pages of `client.files.list` into one; `job` is the job's id."""
+    page = client.files.list(ref, path=path)
     entries = list(page["entries"])
     after = page["after"]
     while after:
-        more = client.files(page["job"], path, after)
+        more = client.files.list(page["job"], path=path, after=after)
         entries += more["entries"]
         after = more["after"]
-    return page | {"entries": entries, "after": ""}
+    return {**page, "entries": entries, "after": ""}
+
+
+def folder_arguments(folder: Mapping[str, Any]) -> Data:
+    """Arguments of verbs that name one of a job's folders."""
+    return {name: folder[name] for name in ("attempt", "node", "pool")}
 
 
 def retry_unreachable(client: "Client", run: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from orchestrator.client.file_transfer import (
     Progress,
     ProgressCounter,
     TransferResult,
+    folder_arguments,
     list_all_files,
     retry_unreachable,
     run_parallel,
@@ -49,7 +50,7 @@ class _Upload:
         self._tree, self._name = FolderTree(root, follow=True), local.name if single else ""
         if single and not local.is_file():
             raise UserError(f"{local} is not a regular file", "name a file or a folder")
-        self._job = client.job(ref)["id"]
+        self._job = client.jobs.show(ref)["id"]
         is_into_folder = path.endswith("/") or (single and self._is_folder(path))
         if single:
             self._path = (
@@ -57,14 +58,14 @@ class _Upload:
             )
         else:
             self._path = normalize_path(path) or local.resolve().name
-        self._destination = client.file_destination(self._job, self._path)
+        self._destination = client.files.destination(self._job, path=self._path)
         identity = f"{socket.gethostname()}\n{local.resolve()}\n{self._job}\n{self._path}"
         self._upload = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:24]
         self._result = TransferResult(self._job, f"{self._job}:{self._path}")
 
     def _is_folder(self, path: str) -> bool:
         try:
-            entries = self._client.files(self._job, normalize_path(path))["entries"]
+            entries = self._client.files.list(self._job, path=normalize_path(path))["entries"]
         except NotFound:
             return False
         return (
@@ -77,7 +78,7 @@ class _Upload:
         existing = self._remote_entries()
         new = [entry for entry in files if not self._is_there(entry, existing)]
         counter = ProgressCounter(sum(entry["bytes"] for entry in files), progress)
-        sent_bytes_by_path = self._client.upload_begin(self._destination["node"], self._upload)
+        sent_bytes_by_path = self._client.files.begin_upload(self._upload, self._destination["node"])["there"]
         transfer_files(lambda entry: self._send(entry, sent_bytes_by_path.get(entry["path"], 0), counter), new)
         self._move_to_targets(new)
         sent_now = {entry["path"] for entry in new}
@@ -124,7 +125,8 @@ class _Upload:
     def _is_same(self, entry: FolderEntry, remote: str) -> bool:
         local_hashes, first = self._tree.hashes(entry["path"])[1], 0
         while first < len(local_hashes):
-            remote_hashes = self._client.file_hashes(self._job, self._destination, remote, first)["sha256"]
+            folder = folder_arguments(self._destination)
+            remote_hashes = self._client.files.hashes(self._job, remote, first=first, **folder)["sha256"]
             if not remote_hashes or remote_hashes != local_hashes[first : first + len(remote_hashes)]:
                 return False
             first += len(remote_hashes)
@@ -139,8 +141,9 @@ class _Upload:
         names = [{"uploaded": entry["path"], "path": self._remote_path(entry)} for entry in files]
         for first in range(0, len(names), MAX_FILES_PER_PUT):
             batch = names[first : first + MAX_FILES_PER_PUT]
-            self._client.files_put(self._job, self._destination, self._upload, batch, self._force)
-        self._client.upload_discard(self._destination["node"], self._upload)
+            folder = folder_arguments(self._destination)
+            self._client.files.put(self._job, self._upload, batch, force=self._force, **folder)
+        self._client.files.discard_upload(self._upload, self._destination["node"])
 
 
 def _matching_pieces(
@@ -150,7 +153,7 @@ def _matching_pieces(
     same: set[int] = set()
     first, piece_count = 0, sent_bytes // PIECE_BYTES
     while first < piece_count:
-        remote_hashes = client.upload_hashes(node, upload, path, first)["sha256"]
+        remote_hashes = client.files.upload_hashes(upload, node, path, first=first)["sha256"]
         local_hashes = tree.hashes(path, first, len(remote_hashes))[1]
         same |= {
             i for i, (one, other) in enumerate(zip(remote_hashes, local_hashes, strict=False), first) if one == other
@@ -179,14 +182,16 @@ def send_file(
                 f"{tree.root / path} changed while it was sent", "send it again when no process writes to it"
             )
         hashes[offset] = digest(piece.data)
-        attributes = {"size_bytes": piece.size_bytes, "modified_s": max(piece.modified_s, 0.0), "mode": piece.mode}
-        end = (
-            attributes | {"whole": digest_of([hashes[at] for at in offsets if hashes[at] != EMPTY_HASH])}
-            if last
-            else None
-        )
+        attributes: Data = {
+            "size_bytes": piece.size_bytes,
+            "modified_s": max(piece.modified_s, 0.0),
+            "mode": piece.mode,
+        }
+        if last:
+            attributes["pieces_sha256"] = digest_of([hashes[at] for at in offsets if hashes[at] != EMPTY_HASH])
         if is_sent := last or offset // PIECE_BYTES not in same:
-            client.upload_piece(node, upload, path, offset, piece.data, end)
+            end = attributes if last else {}
+            client.files.send_piece(upload, node, path, hashes[offset], piece.data, offset=offset, **end)
         on_progress(len(piece.data), is_sent)
 
     run_parallel(send, offsets[:-1])
@@ -207,7 +212,7 @@ def send_folder(client: "Client", node: str, upload: str, local: Path, progress:
             raise UserError(f"{tree.root / entry['path']} cannot be sent: {reason}", "put the file itself there")
     counter, sent_bytes_by_path = (
         ProgressCounter(sum(entry["bytes"] for entry in entries), progress),
-        client.upload_begin(node, upload),
+        client.files.begin_upload(upload, node)["there"],
     )
 
     def send(entry: FolderEntry) -> None:

@@ -1,10 +1,10 @@
 """List, add and remove hosts of the running fleet. The fleet file itself is changed only by its user."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster import paths
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
@@ -18,6 +18,9 @@ from orchestrator.client import lifecycle
 from orchestrator.client.client import Client, connect
 from orchestrator.client.inventory import state_text
 from orchestrator.home import daemon
+
+if TYPE_CHECKING:
+    from orchestrator.views.fleet import NodeView
 
 Progress = Callable[[str], None]
 Data = dict[str, Any]
@@ -54,7 +57,7 @@ def _states() -> dict[str, str]:
     if daemon.find_server(paths.home()) is None:
         return {}
     with connect(start=False) as client:
-        return {node["node"]: state_text(node) for node in client.nodes()}
+        return {node["node"]: state_text(node) for node in client.nodes.list()}
 
 
 def add(pool: str, host: str, address: str, devices: int, progress: Progress) -> None:
@@ -123,8 +126,8 @@ def _move_away(host: HostRecord, progress: Progress) -> None:
     with connect(progress=progress) as client:
         for node in host.nodes:
             with suppress(PolyfleetError):
-                client.node_drain(node, True, f"host {host.host} is removed")
-        _wait(lambda: not _has_jobs(client.nodes(), host.nodes))
+                client.nodes.drain(node, now=True, reason=f"host {host.host} is removed")
+        _wait(lambda: not _has_jobs(client.nodes.list(), host.nodes))
         embedded.remove_hosts({host.name})
         fleet.leave([host], progress)
         for node in host.nodes:
@@ -134,7 +137,7 @@ def _move_away(host: HostRecord, progress: Progress) -> None:
 def _remove_node(client: Client, node: str) -> bool:
     """Remove a node from the server; return whether it is removed. The server refuses until Ray has noticed its end."""
     try:
-        client.node_remove(node)
+        client.nodes.remove(node)
     except NotFound:
         return True
     except UserError:
@@ -148,5 +151,5 @@ def _wait(is_done: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def _has_jobs(nodes: list[Data], names: tuple[str, ...]) -> bool:
+def _has_jobs(nodes: "Sequence[NodeView]", names: tuple[str, ...]) -> bool:
     return any(device["allocated_to"] for node in nodes if node["node"] in names for device in node["devices"])

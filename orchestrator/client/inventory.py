@@ -1,6 +1,6 @@
 """Summarize the fleet by back end from the facts of its nodes. No input or output."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from cluster.catalogue import vendor, vendors
 from workers.options import device_preference
 
 Data = dict[str, Any]
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,12 @@ class _Ranked:
     unavailable_reason: str
 
 
-def state_text(node: Mapping[str, Any]) -> str:
+def state_text(node: Facts) -> str:
     """State of a node with its reason, as in `lost: Ray marked the node dead`."""
     return ": ".join(filter(None, (node["state"], node["reason"])))
 
 
-def backend_rows(nodes: list[Data]) -> list[Data]:
+def backend_rows(nodes: Sequence[Facts]) -> list[Data]:
     """One row per supported back end, usable ones first: its kinds, pools and devices in the fleet, or the reason why
     there are none. `recommended` is true for the back end of the best device.
     """
@@ -35,7 +36,7 @@ def backend_rows(nodes: list[Data]) -> list[Data]:
     return sorted(rows, key=lambda row: not row["available"])
 
 
-def _row(backend: str, nodes: list[Data], recommended: bool) -> Data:
+def _row(backend: str, nodes: Sequence[Facts], recommended: bool) -> Data:
     facts = vendor(backend)
     own = [(node, device) for node in nodes for device in node["devices"] if device["backend"] == backend]
     usable = [(n, d) for n, d in own if n["state"] == "ready" and not d["unavailable_reason"]]
@@ -54,7 +55,7 @@ def _row(backend: str, nodes: list[Data], recommended: bool) -> Data:
     }
 
 
-def _device(node: Data, device: Data) -> Data:
+def _device(node: Facts, device: Facts) -> Data:
     lost = "" if node["state"] == "ready" else state_text(node)
     return {
         "device": f"{node['node']}: {device['index']}",
@@ -69,7 +70,7 @@ def _device(node: Data, device: Data) -> Data:
 EMULATED = "emulated: computes on the CPU"
 
 
-def _reason(backend: str, serving: list[Data], devices: list[Data]) -> str:
+def _reason(backend: str, serving: Sequence[Facts], devices: Sequence[Facts]) -> str:
     lost = [f"node {node['node']}: {state_text(node)}" for node in serving if node["state"] != "ready"]
     unavailable = [f"{d['name']}: {d['unavailable_reason']}" for d in devices if d["unavailable_reason"]]
     if lost or unavailable:

@@ -27,13 +27,14 @@ from orchestrator.spec import node_groups
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.fleet import FleetView
 
 Progress = Callable[[str], None]
 NODES_READY_S = 90.0
 LEAVE_TIMEOUT_S = 20.0
 
 
-def up(progress: Progress, file: Path | None = None, *, demo: bool = False, address: str = "") -> dict[str, Any]:
+def up(progress: Progress, file: Path | None = None, *, demo: bool = False, address: str = "") -> "FleetView":
     """Start the fleet of `file`, the demo fleet, or the Ray cluster at `address` (`file` may describe its pools); by
     default, a pool for each back end of this machine.
 
@@ -50,7 +51,7 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
         raise
 
 
-def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> dict[str, Any]:
+def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> "FleetView":
     if address:
         spec = check_attachable(load_fleet(file)) if file else None
         node_groups.groups_of_fleet(spec)  # raises for invalid groups before anything starts
@@ -65,7 +66,7 @@ def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> dict
         record = _start_on_hosts(fleet, left_out, counts, progress)
     with connect(progress=progress) as client:
         _await_nodes(client, _expected_nodes(record), progress, grows=bool(node_groups.groups_of_pools(record.pools)))
-        return client.fleet()
+        return client.fleet.show()
 
 
 def _start_on_hosts(
@@ -166,8 +167,8 @@ def _await_nodes(client: "Client", expected: set[str], progress: Progress, grows
     missing = expected or {"any node"}
     while missing:
         # Until the server has joined this fleet's cluster, it may still list the nodes of the previous one.
-        joined = client.fleet()["state"] == "up"
-        states = {n["node"]: n["state"] for n in client.nodes()} if joined else {}
+        joined = client.fleet.show()["state"] == "up"
+        states = {n["node"]: n["state"] for n in client.nodes.list()} if joined else {}
         present = {node for node, state in states.items() if state not in ("lost", "resting")}
         awaited = expected or present or (any_node if joined else {"any node"})
         now_missing = awaited - {node for node, state in states.items() if state == "ready"}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from uuid import uuid4
 
 from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.version import VERSION
@@ -75,12 +74,11 @@ class ServerConnection(Transport):
             self._progress(f"{error.message}; retrying in {pause_s:g} s")
         super()._pause(pause_s, error)
 
-    def post_once(self, path: str, body: Data, key: str) -> Data:
+    def post_once(self, path: str, body: Data, key: str, **options: Any) -> Data:
         """Post a request, repeated with the same key while no response arrives, after a restart to the new server."""
-        key = key or uuid4().hex
         for tries_left in reversed(range(TRIES)):
             try:
-                return self.post(path, body, headers={"Idempotency-Key": key})
+                return self.post(path, body, headers={"Idempotency-Key": key}, **options)
             except ServerUnreachable as e:
                 self._prepare_retry(e, key, tries_left)
         raise AssertionError("the last try returns or raises")
@@ -125,12 +123,12 @@ class ServerConnection(Transport):
         self.switch_server(server.address, fresh)
         return True
 
-    def run_operation(self, path: str, order: Data, progress: Bytes | None, key: str) -> Data:
+    def run_operation(self, path: str, body: Data, progress: Bytes | None, key: str, **options: Any) -> Data:
         """Run a long operation and return its result. If the connection breaks, repeat it with the same key."""
-        key = key or uuid4().hex
+        options |= {"json": body, "headers": {"Idempotency-Key": key}}
         for tries_left in reversed(range(TRIES)):
             try:
-                for name, data in self.events("POST", path, json=order, headers={"Idempotency-Key": key}):
+                for name, data in self.events("POST", path, **options):
                     if name == "result":
                         result: Data = data
                         return result

@@ -1,14 +1,19 @@
 """Data of `polyfleet top`: a snapshot of the server's nodes and jobs, and rates between two snapshots."""
 
 from collections import deque
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cluster.catalogue.device_metrics import LIVE_METRICS
 from orchestrator.core.states import State
 from orchestrator.units import timestamp
 
-Data = dict[str, Any]
-ON_DEVICES, WAITING = ("STARTING", "RUNNING", "SAVING"), ("RECOVERING", "PENDING")
+if TYPE_CHECKING:
+    from orchestrator.views.jobs import JobState
+
+Data = Mapping[str, Any]
+ON_DEVICES: tuple["JobState", ...] = ("STARTING", "RUNNING", "SAVING")
+WAITING: tuple["JobState", ...] = ("RECOVERING", "PENDING")
 MAX_JOBS = 200
 """Maximum number of jobs requested of each group, those on devices and those that wait."""
 FIELDS = ("id", "state", "kind", "pool", "nodes", "submitted_at", "started_at", "resumed_step", "metrics", "reason",
@@ -62,7 +67,7 @@ class StepRates:
     def __init__(self) -> None:
         self._samples: dict[str, deque[tuple[float, int]]] = {}
 
-    def add(self, jobs: list[Data], now_s: float) -> None:
+    def add(self, jobs: Sequence[Data], now_s: float) -> None:
         """Add a sample of each job, and drop jobs that are not in `jobs`. A lower step is that of a new attempt."""
         current: dict[str, deque[tuple[float, int]]] = {}
         for job in jobs:
@@ -95,7 +100,7 @@ def step_of(job: Data) -> int | None:
     return step if type(step) is int else None
 
 
-def snapshot(nodes: list[Data], jobs: list[Data], rates: StepRates, at: str) -> TopSnapshot:
+def snapshot(nodes: Sequence[Data], jobs: Sequence[Data], rates: StepRates, at: str) -> TopSnapshot:
     """Build a snapshot from the server's `nodes` and `jobs` at time `at`, and add it to `rates`."""
     moment = timestamp(at)
     now_s = moment.timestamp() if moment else 0.0

@@ -30,14 +30,11 @@ from orchestrator.verbs.declare import (
     Progress,
     Upload,
     Verb,
+    arg_of,
     verbs_of,
 )
 from orchestrator.views.values import ProgressEvent, StreamErrorView
 
-URL_METHODS = ("GET", "HEAD", "DELETE", "PUT")
-"""Methods whose parameters are all in the URL."""
-INJECTED = (Progress, Key, Caller, Upload, bytes)
-"""Types of parameters that are not parameters of the request."""
 IDEMPOTENCY_KEY = Annotated[
     str, Header(max_length=200, description="a repeated request with the same key and body counts once")
 ]
@@ -104,9 +101,9 @@ def _operation_events(verb: Verb) -> Any:
 
 def _make_endpoint(verb: Verb) -> Callable[..., Awaitable[Response]]:
     """The function that FastAPI calls. Its signature is that of the request."""
-    in_body = [name for name in _request_names(verb) if not _is_in_url(verb, name)]
+    in_body = [name for name in verb.request_names if not verb.is_in_url(name)]
     parameters: list[tuple[str, Any, Any]] = [("request", Request, inspect.Parameter.empty)]
-    parameters += [_url_parameter(verb, name) for name in _request_names(verb) if name not in in_body]
+    parameters += [_url_parameter(verb, name) for name in verb.request_names if name not in in_body]
     if in_body:
         parameters.append(("body", _body_model(verb, in_body), inspect.Parameter.empty))
     if verb.takes_key:
@@ -129,37 +126,20 @@ def _make_endpoint(verb: Verb) -> Callable[..., Awaitable[Response]]:
     return endpoint
 
 
-def _request_names(verb: Verb) -> list[str]:
-    """Names of the parameters that the request has."""
-    return [name for name, hint in verb.hints.items() if hint not in INJECTED]
-
-
-def _is_in_url(verb: Verb, name: str) -> bool:
-    return verb.method in URL_METHODS or name in verb.path_names or _arg(verb.hints[name]).in_query
-
-
 def _url_parameter(verb: Verb, name: str) -> tuple[str, Any, Any]:
     kind, hint = Path if name in verb.path_names else Query, verb.hints[name]
-    return name, _annotated(hint, kind(**_constraints(hint))), _default(verb, name)
+    return name, _annotated(hint, kind(**_constraints(hint))), verb.default(name)
 
 
 def _body_model(verb: Verb, names: list[str]) -> type[BaseModel]:
     """The model of a JSON body, named after the action."""
     fields: dict[str, Any] = {}
     for name in names:
-        hint, default = verb.hints[name], _default(verb, name)
+        hint, default = verb.hints[name], verb.default(name)
         value = ... if default is inspect.Parameter.empty else default
         fields[name] = (_annotated(hint, Field(**_constraints(hint))), value)
     name = "".join(part.capitalize() for part in verb.action.replace(".", "_").split("_"))
     return create_model(name, __base__=Body, **fields)
-
-
-def _default(verb: Verb, name: str) -> Any:
-    return inspect.signature(verb.function).parameters[name].default
-
-
-def _arg(hint: Any) -> Arg:
-    return next((part for part in get_args(hint) if isinstance(part, Arg)), Arg())
 
 
 def _annotated(hint: Any, info: Any) -> Any:
@@ -172,7 +152,7 @@ def _annotated(hint: Any, info: Any) -> Any:
 
 def _constraints(hint: Any) -> dict[str, Any]:
     """Arguments of FastAPI's or pydantic's description of a parameter."""
-    arg = _arg(hint)
+    arg = arg_of(hint)
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     types = get_args(base) or (base,)
     constraints: dict[str, Any] = {"description": arg.text or None, "alias": arg.alias or None, "pattern": arg.pattern}

@@ -1,6 +1,7 @@
 """Jobs: lists, details, history, placement explanations, offers and files."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.attempt.story import step_text
@@ -168,7 +169,7 @@ def _peak(view: Data) -> str | None:
     return size(peaks[-1]) if peaks else None
 
 
-def failure(data: Data) -> list[TextTable | str]:
+def failure(data: Mapping[str, Any]) -> list[TextTable | str]:
     """Rank, node and message of a failure, then the traceback of the user's own frames."""
     code = "" if data.get("exit_code") is None else f", exit code {data['exit_code']}"
     summary = escape_control(f"rank {data['rank']} on node {data['node']} ({data['kind']}{code}): {data['message']}")

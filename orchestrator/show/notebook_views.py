@@ -1,7 +1,7 @@
 """Lists and dicts that display as tables: printed, by rich, and as HTML in a notebook."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from orchestrator.show.table import TableStack, TextTable, grid, text
@@ -21,7 +21,7 @@ def _printed(table: TextTable | TableStack) -> str:
 class TableView(list[dict[str, Any]]):
     """A list of rows. `draw` makes the table."""
 
-    def __init__(self, rows: list[dict[str, Any]], draw: Draw):
+    def __init__(self, rows: Iterable[Any], draw: Draw):
         super().__init__(rows)
         self._draw = draw
 
@@ -38,7 +38,7 @@ class TableView(list[dict[str, Any]]):
 class KeyValueView(dict[str, Any]):
     """A mapping. `draw` makes the table."""
 
-    def __init__(self, data: dict[str, Any], draw: Draw):
+    def __init__(self, data: Mapping[str, Any], draw: Draw):
         super().__init__(data)
         self._draw = draw
 

@@ -73,14 +73,14 @@ def resolve_job(client: "Client", location: str) -> str:
     if not may_be_job_name(location):
         return location
     try:
-        job = str(client.job(location)["id"])
+        job = str(client.jobs.show(location)["id"])
     except UserError:
         return location
-    pools = sorted({str(row["pool"]) for row in client.checkpoints("", job)})
+    pools = sorted({str(row["pool"]) for row in client.checkpoints.list(prefix=job)})
     if len(pools) == 1:
         return f"{pools[0]}:{job}"
     if pools:
         raise UserError(f"pools {', '.join(pools)} have checkpoints of job {job}", f"name one: {pools[0]}:{location}")
-    if away := client.checkpoints_away():
+    if away := client.checkpoints.away():
         raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
     raise UserError(f"job {job} has no checkpoint", "`polyfleet checkpoint list` shows those of other jobs")

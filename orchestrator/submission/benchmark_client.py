@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cluster.errors import NotFound, UserError
 from orchestrator.benchmark import suite
@@ -12,6 +12,7 @@ from orchestrator.spec import entry_check
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.benchmarks import RunView
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -20,11 +21,11 @@ POLL_S = 1.0
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def start_run(client: "Client", request: Data, working_dir: str = "", key: str = "") -> Data:
+def start_run(client: "Client", request: Data, working_dir: str = "", key: str = "") -> "RunView":
     """Start a run and return its view. The same `key` returns the same run. Raises SpecError, NotFound."""
     benchmark = suite.request(request)
     if not benchmark.entry or entry_check.needs_no_folder(benchmark.entry):
-        return client.benchmark_begin(request, key=key)
+        return client.benchmarks.start(request, key=key)
     if not working_dir and entry_check.is_in_folder(benchmark.entry):
         raise UserError(f"{benchmark.entry} is a file in a folder", "give the folder with --working-dir")
     with code_archive.scratch() as folder:
@@ -35,15 +36,15 @@ def start_run(client: "Client", request: Data, working_dir: str = "", key: str =
         entry_check.check(benchmark.entry, working_folder, call=())
         if benchmark.sample_input:
             entry_check.check(benchmark.sample_input, working_folder, "sample_input", call=("batch_size",))
-        client.upload(archive.sha, archive.path)
-    return client.benchmark_begin(request, archive.sha, key)
+        client.upload_code_archive(archive.sha, archive.path)
+    return client.benchmarks.start(request, code_archive=archive.sha, key=key)
 
 
-def wait_for_run(client: "Client", run: str, progress: Progress) -> Data:
+def wait_for_run(client: "Client", run: str, progress: Progress) -> "RunView":
     """Wait until a run has ended and return its view. An interrupt does not stop the run."""
     last_status = ""
     while True:
-        view = client.benchmark(run)
+        view = client.benchmarks.show(run)
         if view["state"] in ENDED:
             return view
         if last_status != (last_status := status_line(view)):
@@ -51,12 +52,17 @@ def wait_for_run(client: "Client", run: str, progress: Progress) -> Data:
         time.sleep(POLL_S)
 
 
-def status_line(view: Data) -> str:
+def status_line(view: "RunView") -> str:
     """Describe a run's progress in one line."""
     progress = view["progress"]
     if view["state"] == "WAITING" or not progress:
         return f"{view['run']}: {view['reason'] or 'waiting for its nodes'}"
     return f"{view['run']}: {progress['case']} ({progress['number']} of {progress['of']})"
+
+
+def fetch_lines(client: "Client", run: str) -> list[Data]:
+    """Lines of a run as plain data, as `read_lines` returns them."""
+    return cast(list[Data], client.benchmarks.lines(run))
 
 
 def is_file(ref: str) -> bool:

@@ -63,7 +63,7 @@ def _hash_path(path: Path, field: str) -> str:
 def send(client: "Client", specs: Iterable[JobSpec], print_message: Callable[[str], None]) -> None:
     """Send all data that the server does not have. An interrupted upload resumes. `print_message` gets the progress."""
     for path, sha256 in {(one.uri, one.sha256) for spec in specs for one in spec.data if is_local_path(one.uri)}:
-        if not client.data_has(sha256):
+        if not client.data.check(sha256):
             retry_unreachable(client, partial(_send, client, Path(path).resolve(), sha256, print_message))
 
 
@@ -73,4 +73,4 @@ def _send(client: "Client", path: Path, sha256: str, print_message: Callable[[st
 
     upload = hashlib.sha256(f"{socket.gethostname()}\n{sha256}".encode()).hexdigest()[:24]
     send_folder(client, "", upload, path, progress)
-    client.data_keep(sha256, upload, path.name if path.is_file() else "")
+    client.data.store(sha256, upload, single=path.name if path.is_file() else "")

@@ -1,6 +1,6 @@
 """Classes that describe a job in Python, and the handle of a submitted job."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from orchestrator.terminal_text import escape_control
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.jobs import JobView
 
 Data = dict[str, Any]
 
@@ -122,18 +123,18 @@ class JobHandle:
     @property
     def view(self) -> KeyValueView:
         """All fields of the job: see `GET /v1/jobs/{ref}`."""
-        return KeyValueView(self._client.job(self.id), show.job)
+        return KeyValueView(self._client.jobs.show(self.id), show.job)
 
     @property
     def state(self) -> str:
-        return str(self._client.job(self.id)["state"])
+        return str(self._client.jobs.show(self.id)["state"])
 
     @property
     def metrics(self) -> KeyValueView:
         """Values that the job's code reported last."""
-        return KeyValueView(self._client.job(self.id)["metrics"], facts)
+        return KeyValueView(self._client.jobs.show(self.id)["metrics"], facts)
 
-    def wait(self, timeout_s: float | None = None, on_update: Callable[[Data], None] | None = None) -> "JobHandle":
+    def wait(self, timeout_s: float | None = None, on_update: "Callable[[JobView], None] | None" = None) -> "JobHandle":
         """Wait until the job has ended, successfully or not. Each view until then is passed to `on_update`. Raises
         FleetError after `timeout_s`; the job keeps running.
         """
@@ -144,17 +145,17 @@ class JobHandle:
         """Wait for the job and return the result of its task. Raises JobFailed if it did not succeed."""
         view = self._client.wait(self.id, timeout_s)
         if view["state"] != "SUCCEEDED":
-            failure = view["failure"] or {}
+            failure: Mapping[str, Any] = view["failure"] or {}
             messages = [failure.get("message") or view["reason"], failure.get("traceback", "")]
             raise JobFailed(self.id, view["state"], "\n".join(filter(None, messages)))
         return KeyValueView(view["result"] or {}, lambda result: show.result(view["task"], result))
 
     def logs(self, *, rank: int | None = None, attempt: int | None = None, tail: int | None = None) -> Log:
         """Lines of the log so far. Raises FleetError if all of them are on nodes that do not respond."""
-        page = self._client.logs(self.id, rank=rank, attempt=attempt, tail=tail)
+        page = self._client.jobs.logs(self.id, rank=rank, attempt=attempt, tail=tail)
         lines = page["lines"]
         while tail is None and page["lines"]:
-            page = self._client.logs(self.id, rank=rank, attempt=attempt, cursor=page["cursor"])
+            page = self._client.jobs.logs(self.id, rank=rank, attempt=attempt, cursor=page["cursor"])
             lines += page["lines"]
         if page["away"] and not lines and tail != 0:
             raise FleetError("; ".join(page["away"]))
@@ -164,16 +165,16 @@ class JobHandle:
 
     def follow(self, *, rank: int | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield lines of the log as they arrive, until the job has ended."""
-        for line in self._client.follow_logs(self.id, rank=rank, tail=tail):
-            yield LogLine(**line)
+        for page in self._client.jobs.follow(self.id, rank=rank, tail=tail):
+            yield from (LogLine(**line) for line in page["lines"])
 
     def reports(self) -> TableView:
         """Everything that the job's code passed to `ctx.report`, oldest first."""
-        return TableView(self._client.reports(self.id), show.reports)
+        return TableView(self._client.jobs.reports(self.id), show.reports)
 
     def history(self) -> TableView:
         """All events of the job, oldest first."""
-        return TableView(self._client.history(self.id), show.history)
+        return TableView(self._client.jobs.history(self.id), show.history)
 
     def explain(self, *changes: str) -> KeyValueView:
         """Explain for each candidate and each group of devices that it fits, or why not.
@@ -181,7 +182,7 @@ class JobHandle:
         With `changes` of the fleet, such as "+4 amd:MI300X" or "pool tpu down": the explanation for the changed fleet,
         and which other jobs the changes affect.
         """
-        return KeyValueView(self._client.explain(self.id, changes), show.plan)
+        return KeyValueView(self._client.jobs.explain(self.id, changes=changes), show.plan)
 
     def files(self, path: str = "") -> KeyValueView:
         """Files that the job wrote to $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_at."""
@@ -200,7 +201,7 @@ class JobHandle:
         return KeyValueView(transfer.to_plain(), show.transferred)
 
     def cancel(self) -> "JobHandle":
-        self._client.cancel(self.id)
+        self._client.jobs.cancel(self.id)
         return self
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Compare one model numerically on several targets: run a job on each, and find where it differs from the first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cluster.catalogue import matches_pattern
@@ -10,6 +10,8 @@ from orchestrator.submission import divergence, submission
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.fleet import FleetView
+    from orchestrator.views.jobs import JobView
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -23,14 +25,14 @@ def run(client: "Client", job: Data, on: list[str], rtol: float, progress: Progr
     """
     if len(on) < 2:
         raise UserError("a comparison needs two targets", "give two, for example --on cpu,tpu:v5e")
-    resources = [_resources(client.fleet(), target) for target in on]
+    resources = [_resources(client.fleet.show(), target) for target in on]
     views = [submission.submit(client, job | {"resources": resource}) for resource in resources]
     try:
         results = [_result(client.wait(view["id"], on_update=_progress_reporter(progress)), target)
                 for view, target in zip(views, on, strict=True)]  # fmt: skip
     except BaseException:
         for view in views:
-            client.cancel(view["id"])
+            client.jobs.cancel(view["id"])
         raise
     _check_different_devices(results, on)
     comparisons = [{"target": target, **divergence.compare(results[0], other, results[0]["precision"], rtol)}
@@ -45,7 +47,7 @@ def run(client: "Client", job: Data, on: list[str], rtol: float, progress: Progr
     }
 
 
-def _resources(fleet: Data, target: str) -> Data:
+def _resources(fleet: "FleetView", target: str) -> Data:
     """Resources of a target: a pool if it names one, else a kind."""
     pools = {pool["pool"]: pool for pool in fleet["pools"]}
     if target in pools:
@@ -66,10 +68,10 @@ def _patterns(target: str) -> tuple[str, ...]:
         return ()
 
 
-def _result(view: Data, target: str) -> Data:
+def _result(view: "JobView", target: str) -> Data:
     """Return a job's result. Raises UserError if the model failed, FleetError if the fleet did."""
     if view["state"] != "SUCCEEDED" or not view["result"]:
-        failure = view["failure"] or {}
+        failure: Mapping[str, Any] = view["failure"] or {}
         reason = failure.get("message") or view["reason"] or f"it ended as {view['state']}"
         error = UserError if failure.get("kind") == "user" else FleetError
         raise error(f"no result on {target}: {reason}", f"run `polyfleet logs {view['id']}` to see its log")
@@ -87,5 +89,5 @@ def _check_different_devices(results: list[Data], on: list[str]) -> None:
             )
 
 
-def _progress_reporter(progress: Progress) -> Callable[[Data], None]:
+def _progress_reporter(progress: Progress) -> "Callable[[JobView], None]":
     return lambda view: progress(f"{view['id']}: {view['state'].lower()}")

@@ -13,6 +13,8 @@ from orchestrator.submission import data_upload
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.jobs import JobView
+    from orchestrator.views.plans import ExplanationView, OffersView
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -22,12 +24,12 @@ def _quiet(message: str) -> None:
     """Discard progress: the default when the caller passes no callback."""
 
 
-def submit(client: "Client", job: JobSpec | Data, key: str = "", progress: Progress = _quiet) -> Data:
+def submit(client: "Client", job: JobSpec | Data, key: str = "", progress: Progress = _quiet) -> "JobView":
     """Submit a job, once per `key`; return its view as accepted. Raises SpecError before anything is sent."""
     (spec,) = data_upload.add_hashes([validate(job)])
     archive_sha = _upload_folders(client, [spec]).get(spec.working_dir, "")
     data_upload.send(client, [spec], progress)
-    return client.submit(to_dict(spec), archive_sha, key)
+    return client.jobs.submit(to_dict(spec), code_archive=archive_sha, key=key)
 
 
 def submit_many(
@@ -41,8 +43,9 @@ def submit_many(
     specs = data_upload.add_hashes([validate(job) for job in jobs])
     archive_shas = _upload_folders(client, specs)
     data_upload.send(client, specs, progress)
-    response = client.submit_many(
-        [{"spec": to_dict(spec), "code_archive": archive_shas.get(spec.working_dir, "")} for spec in specs], key
+    response = client.jobs.submit_many(
+        [{"spec": to_dict(spec), "code_archive": archive_shas.get(spec.working_dir, "")} for spec in specs],
+        key=key,
     )
     client.notify(response["note"])
     return [row["id"] for row in response["jobs"]]
@@ -57,23 +60,23 @@ def _upload_folders(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str
         elif spec.working_dir:
             with code_archive.scratch() as folder:
                 archive = _pack_folder(client, spec, folder)
-                client.upload(archive.sha, archive.path)
+                client.upload_code_archive(archive.sha, archive.path)
             shas[spec.working_dir] = archive.sha
     return shas
 
 
-def plan(client: "Client", job: JobSpec | Data) -> Data:
+def plan(client: "Client", job: JobSpec | Data) -> "ExplanationView":
     """Return what the planner would do with the job now. Folder and data are checked but not sent: the server looks up
     measurements of a folder by its content hash.
     """
     spec, content_sha = _read(client, job)
-    return client.plan(to_dict(spec), content_sha)
+    return client.jobs.plan(to_dict(spec), content_sha=content_sha)
 
 
-def offers(client: "Client", job: JobSpec | Data) -> Data:
+def offers(client: "Client", job: JobSpec | Data) -> "OffersView":
     """List where the job could run now. Folder and data are read as by `plan`."""
     spec, content_sha = _read(client, job)
-    return client.offers(to_dict(spec), content_sha)
+    return client.jobs.offers(to_dict(spec), content_sha=content_sha)
 
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:

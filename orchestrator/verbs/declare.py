@@ -19,6 +19,8 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 JSON = "application/json"
 BINARY = "application/octet-stream"
+URL_METHODS = IDEMPOTENT_METHODS
+"""Methods whose parameters are all in the URL."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
@@ -29,7 +31,7 @@ Progress = Callable[[int, int], None]
 class Arg:
     """Text and bounds of a parameter. Numbers are finite, at least `min`, and within 64 bits. Bounds of the length are
     those of a string or a list. `alias` is the name in the request. `in_query`: a parameter of the URL, also of a
-    method that has a JSON body.
+    method that has a JSON body. `is_json`: the text is a JSON object; clients in Python pass a mapping.
     """
 
     text: str = ""
@@ -40,6 +42,7 @@ class Arg:
     pattern: str | None = None
     alias: str = ""
     in_query: bool = False
+    is_json: bool = False
 
 
 class _KeyMark:
@@ -136,7 +139,9 @@ class Verb:
     """A declared verb.
 
     `least` is the lowest role that may call it; None: also without a token. `slow`: it may take minutes, so it runs in
-    separate threads and delays no other request. `waits`: it waits for events without holding a thread.
+    separate threads and delays no other request. `waits`: it waits for events without holding a thread. `resume`: the
+    client continues a stream that breaks off, until its event `end`: for each parameter the key of the last event's
+    data that it is then, or "" to leave it out.
     """
 
     function: Callable[..., Any]
@@ -148,6 +153,7 @@ class Verb:
     slow: bool
     waits: bool
     declared_body: RequestBody | None
+    resume: Mapping[str, str] | None
 
     @property
     def noun(self) -> str:
@@ -209,6 +215,18 @@ class Verb:
             return False
         return self.slow or self.waits or self.least is None or self.exchange in (Exchange.STREAM, Exchange.OPERATION)
 
+    @cached_property
+    def request_names(self) -> list[str]:
+        """Names of the parameters that the request has."""
+        return [name for name, hint in self.hints.items() if hint not in INJECTED]
+
+    def is_in_url(self, name: str) -> bool:
+        return self.method in URL_METHODS or name in self.path_names or arg_of(self.hints[name]).in_query
+
+    def default(self, name: str) -> Any:
+        """Default of a parameter; inspect.Parameter.empty if it is required."""
+        return inspect.signature(self.function).parameters[name].default
+
     def parameters_of(self, hint: Any) -> list[str]:
         """Names of the parameters of exactly this type."""
         return [name for name, own in self.hints.items() if own == hint]
@@ -218,14 +236,24 @@ class Verb:
         return re.findall(r"{(\w+)}", self.path)
 
     @cached_property
+    def has_own_key(self) -> bool:
+        """Whether the verb itself responds to repeated requests."""
+        return bool(self.parameters_of(Key))
+
+    @cached_property
     def takes_key(self) -> bool:
         """Whether a repeated request with the same idempotency key counts once."""
-        return (not self.idempotent and self.exchange in (Exchange.PLAIN, Exchange.OPERATION)) or bool(
-            self.parameters_of(Key)
-        )
+        return (not self.idempotent and self.exchange in (Exchange.PLAIN, Exchange.OPERATION)) or self.has_own_key
 
 
+INJECTED = (Progress, Key, Caller, Upload, bytes)
+"""Types of parameters that are not parameters of the request."""
 _VERBS: dict[Callable[..., Any], Verb] = {}
+
+
+def arg_of(hint: Any) -> Arg:
+    """Text and bounds in the type of a parameter."""
+    return next((part for part in get_args(hint) if isinstance(part, Arg)), Arg())
 
 
 def verb(
@@ -237,18 +265,19 @@ def verb(
     slow: bool = False,
     waits: bool = False,
     body: RequestBody | None = None,
+    resume: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]:
     """Declare a verb. `route` is a method and a path such as "GET /v1/jobs/{ref}".
 
     `least`: the lowest role that may call it; None: also without a token. `idempotent`: a repeated request needs no
     key; by default true of GET, HEAD, PUT and DELETE, and to be written at a POST that only reads. `body`: content type
-    and limit if they are not those of its exchange. For `slow` and `waits` see Verb.
+    and limit if they are not those of its exchange. For `slow`, `waits` and `resume` see Verb.
     """
     method, _, path = route.partition(" ")
     is_idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
 
     def declare(function: F) -> F:
-        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, waits, body)
+        _VERBS[function] = Verb(function, method, path, least, status, is_idempotent, slow, waits, body, resume)
         return function
 
     return declare

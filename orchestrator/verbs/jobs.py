@@ -42,7 +42,7 @@ Attempt = Annotated[int | None, Arg("only this attempt; by default all")]
 Tail = Annotated[
     int | None, Arg("only this number of lines from the end of the log, regardless of `cursor`", max=100_000)
 ]
-Cursor = Annotated[str, Arg("`cursor` of the previous page, as JSON", max_length=4096)]
+Cursor = Annotated[str, Arg("`cursor` of the previous page, as JSON", max_length=4096, is_json=True)]
 BULK_BODY = RequestBody(JSON, 16 << 20)
 
 
@@ -171,7 +171,11 @@ async def logs(
     return cast(LogPageView, page | {"away": await log.away(first)})
 
 
-@verb("GET /v1/jobs/{ref}/logs/stream", least=Role.VIEWER)
+@verb(
+    "GET /v1/jobs/{ref}/logs/stream",
+    least=Role.VIEWER,
+    resume={"ref": "job", "cursor": "cursor", "tail": ""},
+)
 async def follow(
     hub: Hub, ref: Ref, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Events[LogEvents]:

@@ -200,7 +200,7 @@ def test_a_server_in_a_folder_with_a_long_name_is_reached(tmp_path, monkeypatch)
     try:
         assert server.socket == str(home / "server.sock")
         with http.connect(home, start=False) as client:
-            assert client.jobs() == []
+            assert client.jobs.list() == []
     finally:
         daemon.stop_server(home)
     assert not (home / "server.sock").exists()
@@ -225,7 +225,7 @@ def test_a_proof_is_bound_to_its_port(home):
             http.Client(f"http://127.0.0.1:{port}", tokens.read(home / "token")) as client,
             pytest.raises(FleetError, match="did not prove that it has the token"),
         ):
-            client.jobs()
+            client.jobs.list()
         thread.join(HANG_S)
 
 
@@ -234,7 +234,7 @@ def test_hundreds_of_idle_connections_leave_the_client_its_place(home, wait_unti
     with http.connect(home, start=False) as client, ExitStack() as held:
         for _ in range(600):
             held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        assert client.jobs() == []
+        assert client.jobs.list() == []
         with http.Client(server.url, tokens.read(home / "token")) as late:
             assert late.jobs() == []
         wait_until(lambda: len(psutil.Process(server.pid).net_connections("tcp")) <= MAX_UNAUTHENTICATED + 2)
@@ -250,7 +250,7 @@ def test_without_free_files_the_log_stays_short_and_the_server_comes_back(home, 
             held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         wait_until(lambda: "out of system resource" in log.read_text())
     with http.connect(home, start=False) as client:
-        assert client.jobs() == []
+        assert client.jobs.list() == []
     assert log.stat().st_size - before < 20_000
     assert len(re.findall("out of system resource", log.read_text())) <= 3
 
@@ -355,8 +355,8 @@ def test_idle_streams_hold_no_threads_and_do_not_keep_others_waiting(home):
         many = held.enter_context(httpx.Client(transport=transport, headers=headers, base_url="http://localhost"))
         for _ in range(300):
             held.enter_context(many.stream("GET", "/v1/changes/stream", params={"after": 1}))
-        assert client.changes(1, 0.1) == {"events": [], "last": 1}
-        assert client.jobs() == []
+        assert client.changes.wait(after=1, timeout_s=0.1) == {"events": [], "last": 1}
+        assert client.jobs.list() == []
         assert psutil.Process(server.pid).num_threads() < 64
 
 

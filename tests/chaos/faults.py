@@ -113,8 +113,8 @@ class Fleet:
 
     def resume_nodes(self) -> None:
         with client.connect() as asked:
-            for node in asked.nodes():
-                asked.node_resume(node["node"])
+            for node in asked.nodes.list():
+                asked.nodes.resume(node["node"])
 
     def server(self) -> psutil.Process:
         return fleet_processes.server(self.home)
@@ -372,8 +372,8 @@ def _tell(now: Case, began_s: int) -> None:
     try:
         with client.connect() as asked:
             for job in now.expected:
-                print(job, *(json.dumps(event) for event in asked.history(job)), sep="\n  ")
-            print(*asked.doctor(), sep="\n")
+                print(job, *(json.dumps(event) for event in asked.jobs.history(job)), sep="\n  ")
+            print(*asked.fleet.doctor(), sep="\n")
     except PolyfleetError:
         traceback.print_exc()
 

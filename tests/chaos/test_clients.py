@@ -44,7 +44,7 @@ def submit_through(now, there, marks, numbers):
     """Each from a client of its own."""
     for number in numbers:
         with client.Client(there.address, token.read(now.fleet.home)) as asked:
-            job = asked.submit(spec(number, marks), key=f"{now.folder}-{number}")["id"]
+            job = asked.jobs.submit(spec(number, marks), key=f"{now.folder}-{number}")["id"]
         now.expected[job] = "SUCCEEDED"
 
 
@@ -115,15 +115,15 @@ def test_requests_that_come_twice_or_sixteen_times_at_once_have_one_effect(case,
 
 def once(fleet, wanted, key):
     with client.connect() as asked:
-        return asked.submit(wanted, key=key)["id"]
+        return asked.jobs.submit(wanted, key=key)["id"]
 
 
 def cancelled_at_once(fleet, key):
     """Submitted by two clients and cancelled by two more, all at a time: it ends cancelled."""
     with client.connect() as asked, ThreadPoolExecutor(4) as threads:
-        job = asked.submit({"task": "run", "command": "sleep 60", "resources": {"pool": "left"}}, key=key)["id"]
+        job = asked.jobs.submit({"task": "run", "command": "sleep 60", "resources": {"pool": "left"}}, key=key)["id"]
         again = threads.submit(once, fleet, {"task": "run", "command": "sleep 60", "resources": {"pool": "left"}}, key)
-        for one in [threads.submit(asked.cancel, job) for _ in range(2)]:
+        for one in [threads.submit(asked.jobs.cancel, job) for _ in range(2)]:
             with suppress(FleetError):
                 one.result()
         assert again.result() == job

@@ -127,13 +127,13 @@ class Asked:
 def submitted(now, asked, command, ends="SUCCEEDED", **fields):
     number = len(now.expected)
     spec = {"task": "run", "command": command, "resources": {"pool": "left"}, **fields}
-    job = asked(lambda there: there.submit(spec, key=f"{now.folder}-{number}"))["id"]
+    job = asked(lambda there: there.jobs.submit(spec, key=f"{now.folder}-{number}"))["id"]
     now.expected[job] = ends
     return job
 
 
 def state(asked, job):
-    return asked(lambda there: there.job(job))["state"]
+    return asked(lambda there: there.jobs.show(job))["state"]
 
 
 def a_job_that_ends_well(now, asked, _):
@@ -155,18 +155,18 @@ def a_job_that_fails_once(now, asked, _):
 def a_job_that_is_cancelled(now, asked, _):
     job = submitted(now, asked, "sleep 300", "CANCELLED")
     until(lambda: state(asked, job) == "RUNNING")
-    until(lambda: state(asked, job) == "CANCELLED" or asked(lambda there: there.cancel(job)))
+    until(lambda: state(asked, job) == "CANCELLED" or asked(lambda there: there.jobs.cancel(job)))
 
 
 def a_training_that_moves(now, asked, training):
-    before = asked(lambda there: there.job(training.id))
+    before = asked(lambda there: there.jobs.show(training.id))
     to = "left" if before["attempts"][-1]["pool"] == "right" else "right"
 
     def moved(there):
-        view = there.job(training.id)
+        view = there.jobs.show(training.id)
         if view["attempt"] > before["attempt"] and view["state"] == "RUNNING":
             return True
-        there.migrate(training.id, to)
+        there.jobs.migrate(training.id, to)
         return False
 
     asked(moved)
@@ -174,8 +174,8 @@ def a_training_that_moves(now, asked, training):
 
 
 def a_node_that_is_drained(now, asked, _):
-    asked(lambda there: there.node_drain("left-1", False, f"chaos {time.monotonic()}"))
-    asked(lambda there: there.node_resume("left-1"))
+    asked(lambda there: there.nodes.drain("left-1", reason=f"chaos {time.monotonic()}"))
+    asked(lambda there: there.nodes.resume("left-1"))
 
 
 def nothing(now, asked, _):

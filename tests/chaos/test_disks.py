@@ -80,7 +80,9 @@ def named():
     """What doctor says of the store, "" for nothing."""
     try:
         with client.connect() as asked:
-            return next((f["message"] for f in asked.doctor() if f["subject"] == "store" and f["level"] == "error"), "")
+            return next(
+                (f["message"] for f in asked.fleet.doctor() if f["subject"] == "store" and f["level"] == "error"), ""
+            )
     except PolyfleetError:
         return ""
 

@@ -115,5 +115,5 @@ def test_a_node_whose_agent_dies_again_and_again_takes_no_jobs_until_it_is_resum
         assert len(now.view(training.id)["attempts"]) <= 3
         now.end.touch()
         with client.connect() as asked:
-            asked.node_resume("right-0")
+            asked.nodes.resume("right-0")
         until(lambda: now.view(waits)["state"] == "SUCCEEDED")

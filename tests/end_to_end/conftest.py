@@ -88,8 +88,8 @@ def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator
         for job in o.jobs(ALIVE):
             o.cancel(job["id"])
         with client.connect() as asked:
-            for node in asked.nodes():  # one that tests have killed three times is quarantined
-                asked.node_resume(node["node"])
+            for node in asked.nodes.list():  # one that tests have killed three times is quarantined
+                asked.nodes.resume(node["node"])
         wait(lambda: not o.jobs(ALIVE))
 
 

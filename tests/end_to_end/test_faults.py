@@ -54,9 +54,9 @@ def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_f
         waiting = fleet.submit(RunJob(command="true", resources={"pool": "left"}))
         until(lambda: "has not answered" in waiting.view["reason"])
         with client.connect() as asked:
-            for ask in (asked.jobs, asked.fleet, asked.doctor, asked.health):
+            for ask in (asked.jobs.list, asked.fleet.show, asked.fleet.doctor, asked.server.health):
                 ask()  # each answers while the head is still suspended
-            until(lambda: asked.health()["controller"]["turn_age_s"] < 1.0)
+            until(lambda: asked.server.health()["controller"]["turn_age_s"] < 1.0)
         assert "head: Ray's head has not answered for" in cli("status").stdout
         until(lambda: running.state == "SUCCEEDED")
     finally:

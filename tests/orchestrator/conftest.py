@@ -67,7 +67,7 @@ class Live:
     def ran(self, spec: dict, state: str = "SUCCEEDED") -> dict:
         """The job once it has ended, in that state."""
         with http.connect(self.home, start=False) as client:
-            view = client.wait(client.submit(spec)["id"], timeout_s=HANG_S)
+            view = client.wait(client.jobs.submit(spec)["id"], timeout_s=HANG_S)
         assert view["state"] == state, view
         return view
 

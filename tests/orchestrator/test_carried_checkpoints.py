@@ -38,6 +38,10 @@ def large(tmp_path):
     return folder
 
 
+def begin(client, place, name, manifest):
+    return client.checkpoints.begin_upload(place["node"], place["folder"], name, manifest)
+
+
 def seen(progress):
     return lambda done, total: progress.append((done, total))
 
@@ -55,7 +59,7 @@ def test_a_checkpoint_goes_to_a_pool_and_comes_home_and_nothing_travels_twice(cl
     up, down = [], []
     told = checkpoint_transfer.upload_checkpoint(client, str(large.parent), "xla:sent", seen(up))
     assert told["target"] == f"xla:sent/{large.name}" and told["transferred_bytes"] == told["bytes"] == up[-1][0]
-    assert client.checkpoint_tool("verify", {"place": "xla:sent"})["ok"]
+    assert client.checkpoints.verify("xla:sent")["ok"]
     assert checkpoint_transfer.upload_checkpoint(client, str(large), "xla:sent", seen(up))["already_there"]
     back = checkpoint_transfer.download_checkpoint(client, "xla:sent", str(tmp_path / "back"), seen(down))
     assert back["transferred_bytes"] == back["bytes"] == down[-1][0]
@@ -70,7 +74,7 @@ def test_a_copy_that_was_cut_leaves_nothing_that_counts_and_goes_on_where_it_was
     monkeypatch.setattr(checkpoint_transfer, "MAX_PARALLEL", 1)
     with pytest.raises(Cut):
         checkpoint_transfer.upload_checkpoint(client, str(large), "xla:sent", cut)
-    assert client.checkpoints("xla") == []
+    assert client.checkpoints.list(pool="xla") == []
     progress = []
     told = checkpoint_transfer.upload_checkpoint(client, str(large), "xla:sent", seen(progress))
     assert 0 < told["transferred_bytes"] < told["bytes"] == progress[-1][0]
@@ -91,38 +95,38 @@ def test_a_chunk_that_is_not_what_the_manifest_says_is_refused_on_arrival(client
     (copy / shard.name).write_bytes(whole)
     with pytest.raises(UserError, match="arrived damaged"):
         checkpoint_transfer.upload_checkpoint(client, str(copy), "xla:sent", seen([]))
-    assert client.checkpoints("xla") == []
+    assert client.checkpoints.list(pool="xla") == []
 
 
 def test_what_a_client_names_cannot_leave_the_storage_or_the_checkpoint(client, live, large):
-    place = client.checkpoint_destination("xla:sent")
+    place = client.checkpoints.destination("xla:sent")
     text = (large / "MANIFEST.json").read_bytes()
     for name in ("../evil", "step-00000007-abcdef01/../x", "x"):
         with pytest.raises(UserError, match="is not a checkpoint's name"):
-            client.checkpoint_begin(place, name, text)
+            begin(client, place, name, text)
     with pytest.raises(UserError, match="is not a path below"):
-        client.checkpoint_begin(place | {"folder": "../x"}, large.name, text)
-    client.checkpoint_begin(place, large.name, text)
+        begin(client, place | {"folder": "../x"}, large.name, text)
+    begin(client, place, large.name, text)
     for file, index in (("../../x", 0), ("MANIFEST.json", 0), ("data-00001.safetensors", 10**9)):
         with pytest.raises(UserError, match="has no chunk"):
-            client.checkpoint_send(place, large.name, file, index, b"x")
+            client.checkpoints.send_chunk(place["node"], place["folder"], large.name, file, index, b"x")
     with pytest.raises(UserError):
-        client.checkpoint_chunk("xla:sent", "../../../token", 0)
+        client.checkpoints.read_chunk("xla:sent", "../../../token", 0)
 
 
 def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
-    place = client.checkpoint_destination("xla:sent")
+    place = client.checkpoints.destination("xla:sent")
     with pytest.raises(UserError):
-        client.checkpoint_begin(place, large.name, b'{"version": 1}')
-    assert client.checkpoints("xla") == []
+        begin(client, place, large.name, b'{"version": 1}')
+    assert client.checkpoints.list(pool="xla") == []
 
 
 def test_a_file_of_this_machine_is_imported_into_a_pool(client, live, large, tmp_path):
     source = str(tmp_path / "src/model.safetensors")
     told = checkpoint_transfer.import_local(client, source, "xla:brought", {"step": 3}, seen([]))
     assert told["path"].startswith("xla:brought/step-00000003-") and told["transferred_bytes"] > 3 * CHUNK
-    assert client.checkpoint_tool("verify", {"place": told["path"]})["ok"]
-    assert client.checkpoint_show("xla:brought")["step"] == 3
+    assert client.checkpoints.verify(told["path"])["ok"]
+    assert client.checkpoints.show("xla:brought")["step"] == 3
     assert list((live.home / "storage/xla/.uploads").glob("[!.]*")) == []
 
 
@@ -135,7 +139,7 @@ def test_a_folder_of_links_is_sent_as_the_files_behind_them_and_a_link_to_nothin
     (tmp_path / "latest").symlink_to(cache)
     for source in (cache, tmp_path / "latest", cache / "model.safetensors"):
         told = checkpoint_transfer.import_local(client, str(source), "xla:brought", {"step": 3}, seen([]))
-        assert told["bytes"] == client.checkpoint_show("xla:brought")["bytes"]
+        assert told["bytes"] == client.checkpoints.show("xla:brought")["bytes"]
     (cache / "config.json").symlink_to("../blobs/gone")
     with pytest.raises(UserError, match=r"config\.json cannot be sent: it is a link to \.\./blobs/gone"):
         checkpoint_transfer.import_local(client, str(cache), "xla:brought", {}, seen([]))
@@ -149,7 +153,7 @@ def test_a_checkpoint_of_links_goes_to_a_pool(client, live, large, tmp_path):
         (large / file.name).symlink_to(file)
     told = checkpoint_transfer.upload_checkpoint(client, str(large), "xla:linked", seen([]))
     assert told["transferred_bytes"] == told["bytes"]
-    assert client.checkpoint_tool("verify", {"place": "xla:linked"})["ok"]
+    assert client.checkpoints.verify("xla:linked")["ok"]
 
 
 def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(client, live, large, tmp_path):
@@ -178,7 +182,7 @@ def test_what_is_no_checkpoint_is_refused_and_imports_nothing(client, live, tmp_
             checkpoint_transfer.import_local(client, str(tmp_path / source), "xla:brought", {}, seen([]))
         assert str(error.value).count(str(tmp_path / source)) == names and ".uploads" not in str(error.value)
         wait_for(lambda: not any((live.home / "storage/xla/.uploads").iterdir()), "what was sent is removed")
-    assert client.checkpoints("xla") == []
+    assert client.checkpoints.list(pool="xla") == []
     with pytest.raises(UserError, match="no checkpoint at"):
         checkpoint_transfer.upload_checkpoint(client, str(tmp_path), "xla:x", seen([]))
 
@@ -200,7 +204,7 @@ def test_two_imports_of_one_file_at_once_both_arrive(client, live, large, tmp_pa
 
         first = bring(1, begin_the_second)
         assert (first["step"], second[0].result()["step"]) == (1, 2)
-    assert {row["step"] for row in client.checkpoints("xla")} == {1, 2}
+    assert {row["step"] for row in client.checkpoints.list(pool="xla")} == {1, 2}
     assert messages == [f"another import of {source} is running; this one starts after it"]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.errors import FleetError, SpecError, UserError
 from cluster.host.content_hash import content_of
+from cluster.input.folder_access import digest
 from orchestrator.cli.jobs import job_arguments
 from orchestrator.client import client as http
 from orchestrator.core.controller.commands import Launch
@@ -50,7 +51,8 @@ def ended(client, job, state="SUCCEEDED"):
 
 
 def printed(client, job) -> list[str]:
-    return [line["text"] for line in client.follow_logs(ended(client, job)["id"])]
+    pages = client.jobs.follow(ended(client, job)["id"])
+    return [line["text"] for page in pages for line in page["lines"]]
 
 
 def cached(live, pool="cpu") -> list[str]:
@@ -127,7 +129,7 @@ def test_what_is_not_there_or_was_not_sent_is_refused_at_once(client, live, toke
         submission.submit(client, spec(tokens))
     for sha256 in ("", "0" * 64):
         with pytest.raises(SpecError, match="the server does not have its content"):
-            client.submit(spec(tokens, sha256=sha256))
+            client.jobs.submit(spec(tokens, sha256=sha256))
     assert live.specs == []
 
 
@@ -154,25 +156,25 @@ def test_what_was_sent_goes_from_the_server_once_no_open_job_names_it(client, li
     sha = content_of(tokens).sha256
     job = submission.submit(client, talking.spec | {"data": spec(tokens)["data"], "resources": {"pool": "cpu"}})["id"]
     lock = live.home / "data" / sha / "lock"
-    wait_for(lambda: client.job(job)["state"] == "RUNNING")
+    wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING")
     os.utime(lock, (1, 1))
     live.service._housekeeping._remove_unused_data()
-    assert client.data_has(sha)
+    assert client.data.check(sha)
     talking.end()
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     os.utime(lock, (1, 1))
     live.service._housekeeping._remove_unused_data()
-    assert not client.data_has(sha)
+    assert not client.data.check(sha)
 
 
 def test_what_was_sent_is_not_what_it_is_called(client, live):
-    client.upload_begin("", "an-upload")
-    client.upload_piece("", "an-upload", "a", 0, b"A", {"size_bytes": 1, "modified_s": 1.0, "mode": 0o644})
+    client.files.begin_upload("an-upload", "")
+    client.files.send_piece("an-upload", "", "a", digest(b"A"), b"A", size_bytes=1, modified_s=1.0)
     with pytest.raises(Exception, match=r"the data has the SHA-256 .*, not 0000"):
-        client.data_keep("0" * 64, "an-upload", "a")
-    assert not client.data_has("0" * 64) and list((live.home / "data/uploads").iterdir()) == []
+        client.data.store("0" * 64, "an-upload", single="a")
+    assert not client.data.check("0" * 64) and list((live.home / "data/uploads").iterdir()) == []
     with pytest.raises(Exception, match="not inside"):
-        client.data_keep("0" * 64, "an-upload", "../../token")
+        client.data.store("0" * 64, "an-upload", single="../../token")
 
 
 class HereTools(CheckpointService):

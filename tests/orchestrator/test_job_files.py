@@ -14,6 +14,7 @@ from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.input.folder_access import PIECE_BYTES
 from orchestrator.client import client as http
 from orchestrator.client import file_download, file_upload
+from orchestrator.client.file_download import read_piece
 from orchestrator.client.file_transfer import list_all_files
 
 WRITE = """
@@ -124,10 +125,10 @@ def test_files_are_put_and_none_that_differs_is_written_over_without_force(clien
 
 def test_a_file_of_a_running_job_is_not_written_over_and_others_are_added(client, live, talking, wait_for, tmp_path):
     pipe = talking.spec["command"][1]
-    job = client.submit(
+    job = client.jobs.submit(
         run(f"import os; open(os.environ['POLYFLEET_OUTPUT_DIR'] + '/log', 'w').write('1'); open({pipe!r}).read()")
     )["id"]
-    wait_for(lambda: client.job(job)["state"] == "RUNNING" and list_all_files(client, job)["entries"])
+    wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING" and list_all_files(client, job)["entries"])
     (tmp_path / "log").write_text("2")
     for force in (False, True):
         with pytest.raises(Conflict, match="'log' is a file of a running job"):
@@ -149,9 +150,9 @@ if not seen:
     (out / "latest").symlink_to("seen")
     open({pipe!r}).read()
 """
-    job = client.submit(run(code, recovery={"grace": "1s"}))["id"]
+    job = client.jobs.submit(run(code, recovery={"grace": "1s"}))["id"]
     wait_for(lambda: any(e["path"] == "latest" for e in list_all_files(client, job)["entries"]))
-    client.migrate(job, "ipex")
+    client.jobs.migrate(job, "ipex")
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     told = list_all_files(client, job)
     assert told["folders"] == [{"prefix": "", "attempt": 2, "node": "ipex-0", "pool": "ipex"}]
@@ -179,13 +180,13 @@ def test_files_on_a_node_that_is_away_say_which_and_since_when(client, live, wro
 def test_paths_that_lead_out_of_the_folder_are_refused(client, wrote):
     for path in ("../x", "/etc/passwd", "sub/../../x"):
         with pytest.raises(UserError, match="is not inside the job's folder"):
-            client.files(wrote, path)
+            client.files.list(wrote, path=path)
     told = list_all_files(client, wrote)["folders"][0]
     for path in ("outside", "latest"):
         with pytest.raises(UserError, match="is a link"):
-            client.file_piece(wrote, told, path, 0)
+            read_piece(client, wrote, told, path, 0)
     with pytest.raises((NotFound, UserError)):
-        client.file_piece(wrote, told | {"attempt": 7}, "large", 0)
+        read_piece(client, wrote, told | {"attempt": 7}, "large", 0)
 
 
 def test_the_command_lists_gets_and_puts(here, live, wrote, tmp_path):
@@ -202,16 +203,15 @@ def test_the_command_lists_gets_and_puts(here, live, wrote, tmp_path):
 
 def test_a_file_that_grows_while_it_is_fetched_is_fetched_and_that_is_said(client, live, wrote, tmp_path, monkeypatch):
     there, sizes = live.home / "storage/cpu" / wrote / "output-1/large", []
-    ask = client.file_piece
 
     def growing(*words):
-        piece = ask(*words)
+        piece = read_piece(*words)
         with there.open("ab") as file:
             file.write(b"more")
         sizes.append(piece.size_bytes)
         return piece
 
-    monkeypatch.setattr(client, "file_piece", growing)
+    monkeypatch.setattr(file_download, "read_piece", growing)
     got = file_download.get(client, wrote, "large", str(tmp_path / "large"))
     assert "large changed while it was read" in got.notes[0]
     assert (tmp_path / "large").stat().st_size in sizes and list(tmp_path.glob(".*")) == []
@@ -239,9 +239,9 @@ before = seen.read_text() if seen.exists() else ""
 seen.write_text(before + os.environ["POLYFLEET_EPOCH"])
 before or open({pipe!r}).read()
 """
-    job = client.submit(run(code))["id"]
+    job = client.jobs.submit(run(code))["id"]
     wait_for(lambda: [e["bytes"] for e in list_all_files(client, job)["entries"]] == [1])
-    wait_for(lambda: client.job(job)["state"] == "RUNNING")  # its supervisor has noted that it started
+    wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING")  # its supervisor has noted that it started
     record = live.home / f"nodes/cpu-0/attempts/{job}.1.0/supervisor.json"
     psutil.Process(json.loads(record.read_text())["pid"]).kill()
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"

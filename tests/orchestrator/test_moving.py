@@ -18,20 +18,20 @@ def client(live):
 
 
 def test_a_drained_node_takes_no_job_until_it_is_resumed(client, wait_for):
-    view = client.node_drain("cpu-0", reason="new fans")
+    view = client.nodes.drain("cpu-0", reason="new fans")
     assert (view["state"], view["reason"]) == ("drained", "new fans")
-    job = client.submit(ON_CPU)["id"]
-    wait_for(lambda: "new fans" in client.job(job)["reason"])
-    assert client.job(job)["state"] == "PENDING"
-    assert client.node_resume("cpu-0")["state"] == "ready"
+    job = client.jobs.submit(ON_CPU)["id"]
+    wait_for(lambda: "new fans" in client.jobs.show(job)["reason"])
+    assert client.jobs.show(job)["state"] == "PENDING"
+    assert client.nodes.resume("cpu-0")["state"] == "ready"
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
-    for verb in (client.node_drain, client.node_resume):
+    for verb in (client.nodes.drain, client.nodes.resume):
         with pytest.raises(NotFound, match="absent"):
             verb("absent")
 
 
 def test_a_drain_outlives_the_server(client, live, wait_for):
-    client.node_drain("xla-0")
+    client.nodes.drain("xla-0")
     live.service.close()
     again = type(live.service)(live.home)
     hub = replace(live.hub, service=again)
@@ -40,25 +40,25 @@ def test_a_drain_outlives_the_server(client, live, wait_for):
 
 
 def test_a_running_job_moves_to_another_pool_and_goes_on_there(client, talking, wait_for):
-    job = client.submit({**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}})["id"]
-    wait_for(lambda: client.job(job)["state"] == "RUNNING")
-    assert client.migrate(job, "ipex")["id"] == job
-    wait_for(lambda: (view := client.job(job))["state"] == "RUNNING" and view["pool"] == "ipex")
+    job = client.jobs.submit({**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}})["id"]
+    wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING")
+    assert client.jobs.migrate(job, "ipex")["id"] == job
+    wait_for(lambda: (view := client.jobs.show(job))["state"] == "RUNNING" and view["pool"] == "ipex")
     talking.end()
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     with pytest.raises((Conflict, UserError), match="has ended"):
-        client.migrate(job, "cpu")
+        client.jobs.migrate(job, "cpu")
 
 
 def test_a_move_to_what_is_not_there_is_refused_with_words(client, talking, wait_for):
-    job = client.submit({**talking.spec, "resources": {"pool": "cpu"}})["id"]
-    wait_for(lambda: client.job(job)["state"] == "RUNNING")
+    job = client.jobs.submit({**talking.spec, "resources": {"pool": "cpu"}})["id"]
+    wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING")
     with pytest.raises(Conflict, match=f"job {job} cannot move to tpu:v5e now"):
-        client.migrate(job, "tpu:v5e")
+        client.jobs.migrate(job, "tpu:v5e")
     with pytest.raises(SpecError) as wrong:
-        client.migrate(job, "tqu")
+        client.jobs.migrate(job, "tqu")
     assert wrong.value.field == "to"
-    assert client.job(job)["state"] == "RUNNING"
+    assert client.jobs.show(job)["state"] == "RUNNING"
 
 
 def test_the_command_says_what_became_of_a_node(here, live):

@@ -49,7 +49,7 @@ def run(code: str, *words: str, path: str, **more):
 
 
 def said(client, job: str) -> str:
-    return "".join(f"{line['text']}\n" for line in client.logs(job)["lines"])
+    return "".join(f"{line['text']}\n" for line in client.jobs.logs(job)["lines"])
 
 
 def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_in_another_pool(live, client, tmp_path):
@@ -58,11 +58,11 @@ def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_i
     with zipfile.ZipFile(tmp_path / "cuda.pt", "w") as tagged:
         for name in told.namelist():
             tagged.writestr(name, told.read(name).replace(b"X\3\0\0\0cpu", b"X\6\0\0\0cuda:0"))
-    job = client.submit(run(HALF_WRITTEN, str(tmp_path / "cuda.pt"), path="run/ckpt.pt", resources={"pool": "cpu"}))[
-        "id"
-    ]
+    job = client.jobs.submit(
+        run(HALF_WRITTEN, str(tmp_path / "cuda.pt"), path="run/ckpt.pt", resources={"pool": "cpu"})
+    )["id"]
     wait_for(lambda: list((live.home / "storage" / "cpu" / job).glob("output-1/is-half-written")))
-    client.migrate(job, "xla")
+    client.jobs.migrate(job, "xla")
     view = client.wait(job, timeout_s=PATIENCE_S)
     assert (view["state"], view["pool"]) == ("SUCCEEDED", "xla"), view
     assert said(client, job) == "in tpu False\n"

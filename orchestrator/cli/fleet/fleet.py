@@ -1,5 +1,6 @@
 """Commands for the fleet: up, down, status, inventory, backends, doctor."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,10 +74,10 @@ def _from_server() -> Data:
     from orchestrator.client.client import connect
 
     with connect(start=False) as client:
-        health = client.health()
+        health = dict(client.server.health())
         view: Data = {"jobs": health.pop("jobs"), "health": health}
         try:
-            return view | {"fleet": client.fleet()}
+            return view | {"fleet": client.fleet.show()}
         except FleetError as e:
             return view | {"fleet_note": str(e)}
 
@@ -104,7 +105,7 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
         from orchestrator.client.client import connect
 
         with connect(progress=print_message) as client:
-            emit(client.nodes(), output, devices)
+            emit(client.nodes.list(), output, devices)
 
 
 def backends(
@@ -132,7 +133,7 @@ def backends(
     from orchestrator.client.inventory import backend_rows
 
     with connect(progress=print_message) as client:
-        emit(backend_rows(client.nodes()), output, show.backends)
+        emit(backend_rows(client.nodes.list()), output, show.backends)
 
 
 def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
@@ -144,12 +145,12 @@ def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
         from orchestrator.client import local_machine
 
         with progress_line("checking this machine"):
-            problems = local_machine.findings()
+            problems: Sequence[Mapping[str, Any]] = local_machine.findings()
     else:
         from orchestrator.client.client import connect
 
         with connect(progress=print_message) as client:
-            problems = client.doctor()
+            problems = client.fleet.doctor()
     emit(problems, output, findings)
     if any(finding["level"] in ACTIONABLE_LEVELS for finding in problems):
         raise typer.Exit(FAILED)

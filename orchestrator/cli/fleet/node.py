@@ -1,5 +1,6 @@
 """`polyfleet node …`: take a node out of use, and put it back into use."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ Node = Annotated[
         help="Node name, as `polyfleet inventory` prints it", metavar="NODE", autocompletion=completion_values.nodes
     ),
 ]
-Data = dict[str, Any]
+Data = Mapping[str, Any]
 
 
 @app.command()
@@ -30,7 +31,7 @@ def drain(
     from orchestrator.client.client import connect
 
     with connect(progress=print_message) as client:
-        _emit_state(client.node_drain(node, now, reason), output)
+        _emit_state(client.nodes.drain(node, now=now, reason=reason), output)
 
 
 @app.command()
@@ -39,7 +40,7 @@ def resume(node: Node, output: Output = Format.TABLE) -> None:
     from orchestrator.client.client import connect
 
     with connect(progress=print_message) as client:
-        _emit_state(client.node_resume(node), output)
+        _emit_state(client.nodes.resume(node), output)
 
 
 @app.command()
@@ -48,7 +49,7 @@ def remove(node: Node, output: Output = Format.TABLE) -> None:
     from orchestrator.client.client import connect
 
     with connect(progress=print_message) as client:
-        _emit_state(client.node_remove(node), output)
+        _emit_state(client.nodes.remove(node), output)
 
 
 def _emit_state(view: Data, output: Format) -> None:

@@ -16,6 +16,7 @@ from orchestrator.cli.terminal.output import Format, Output, emit, print_message
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
     from orchestrator.client.top import StepRates, TopSnapshot
+    from orchestrator.views.fleet import NodeView
 
 Data = dict[str, Any]
 EXIT_KEYS = ("q", "Q", "\x1b", "\x03")
@@ -54,19 +55,19 @@ def top(
 def _take_snapshot(client: "Client", rates: "StepRates") -> "TopSnapshot":
     from orchestrator.client import top
 
-    rows = client.jobs(list(top.ON_DEVICES), limit=top.MAX_JOBS, fields=top.FIELDS)
-    rows += client.jobs(list(top.WAITING), limit=top.MAX_JOBS, fields=top.FIELDS)
+    rows = client.jobs.list(state=top.ON_DEVICES, limit=top.MAX_JOBS, fields=",".join(top.FIELDS))
+    rows += client.jobs.list(state=top.WAITING, limit=top.MAX_JOBS, fields=",".join(top.FIELDS))
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     return top.snapshot(_nodes(client), rows, rates, at)
 
 
-def _nodes(client: "Client") -> list[Data]:
+def _nodes(client: "Client") -> "list[NodeView]":
     """Nodes of the fleet; empty while no fleet is up, so that the display continues until it is back."""
     from cluster.errors import FleetError
     from orchestrator.client.transport import ServerUnreachable
 
     try:
-        return client.nodes()
+        return client.nodes.list()
     except ServerUnreachable:
         raise
     except FleetError:

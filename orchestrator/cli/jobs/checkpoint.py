@@ -22,6 +22,7 @@ from orchestrator.spec.checkpoint_address import (
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
+    from orchestrator.views.checkpoints import CheckpointSummary
 
 app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
 LOCATION_METAVAR = "POOL:PATH|JOB|PATH|URI"
@@ -85,12 +86,12 @@ def list_(
     emit(rows, output, lambda rows: checkpoints(rows, prefix))
 
 
-def _list_checkpoints(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
+def _list_checkpoints(client: "Client", pool: str, path: str) -> "list[CheckpointSummary]":
     """List checkpoints below a path or of a job; if there are none and a pool has that name, all of that pool."""
-    rows = client.checkpoints(pool, path)
-    if not (rows or pool) and any(path == one["pool"] for one in client.fleet()["pools"]):
-        pool, path, rows = path, "", client.checkpoints(path)
-    away = client.checkpoints_away(pool)
+    rows = client.checkpoints.list(pool=pool, prefix=path)
+    if not (rows or pool) and any(path == one["pool"] for one in client.fleet.show()["pools"]):
+        pool, path, rows = path, "", client.checkpoints.list(pool=path)
+    away = client.checkpoints.away(pool=pool)
     if away and not rows:
         raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
     for sentence in away:
@@ -109,7 +110,7 @@ def show(ref: Location, output: Output = Format.TABLE) -> None:
         summary = run_tool_locally("show", {"path": ref})
     else:
         with connect(progress=print_message) as client:
-            summary = client.checkpoint_show(ref)
+            summary = client.checkpoints.show(ref)
     emit(summary, output, describe_table)
 
 
@@ -161,7 +162,7 @@ def plan(
         result = run_tool_locally("plan", {"path": ref, "to": to, "count": count})
     else:
         with connect(progress=print_message) as client:
-            result = client.checkpoint_plan(ref, to, count)
+            result = client.checkpoints.plan(ref, to, count=count)
     emit(result, output, planned)
     if not result["ok"]:
         raise typer.Exit(REFUSED_EXIT_CODE)
@@ -258,9 +259,9 @@ def copy(
             )
         result = {"source": source, **run_tool_locally("copy", {"source": source, "target": target}, label)}
     else:
-        order = {"source": source, "target": target, "to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
+        how: dict[str, Any] = {"to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
         with connect(progress=print_message) as client, byte_progress(label) as progress:
-            result = client.checkpoint_copy(order, progress, key)
+            result = dict(client.checkpoints.copy(source, target, **how, progress=progress, key=key))
     emit(result, output, copied)
 
 

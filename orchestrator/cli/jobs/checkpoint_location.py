@@ -23,11 +23,12 @@ def run_tool_locally(verb: str, arguments: dict[str, Any], label: str = "") -> A
 
 
 def run_tool_in_fleet(verb: str, arguments: dict[str, Any], label: str = "", key: str = "") -> Any:
+    from orchestrator.client.checkpoint_transfer import run_tool
     from orchestrator.client.client import connect
 
     options = {k: v for k, v in arguments.items() if v is not None}
     with connect(progress=print_message) as client, byte_progress(label or verb) as progress:
-        return client.checkpoint_tool(verb, options, progress, key)
+        return run_tool(client, verb, options, progress, key)
 
 
 def resolve_job_name(location: str) -> str:

@@ -46,8 +46,8 @@ def exec_(ctx: typer.Context, ref: JobArgument, rank: Rank = 0) -> None:
         raise UserError("no command", f"write it after `--`: `polyfleet exec {ref} -- nvidia-smi`")
     has_input = not sys.stdin.isatty()
     with connect(progress=print_message) as client:
-        order = {"command": command, "rank": rank, "input": has_input, "by": _user_name()}
-        events = client.exec_run(ref, order)
+        order: Data = {"command": command, "rank": rank, "takes_input": has_input, "by": _user_name()}
+        events = client.execs.start(ref, **order)
         started = _wait_started(events)
         if has_input:
             threading.Thread(target=_forward_stdin, args=(client, started["exec"]), name="input", daemon=True).start()
@@ -65,9 +65,9 @@ def shell(ref: JobArgument, rank: Rank = 0) -> None:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("a shell needs a terminal", f"run one command with `polyfleet exec {ref} -- COMMAND`")
-    order = {"command": [], "rank": rank, "terminal": True, "by": _user_name(), **_size()}
+    order: Data = {"command": [], "rank": rank, "terminal": True, "by": _user_name(), **_size()}
     with connect(progress=print_message) as client:
-        events = client.exec_run(ref, order | {"term": os.environ.get("TERM", "")[:64]})
+        events = client.execs.start(ref, **order, term=os.environ.get("TERM", "")[:64])
         started = _wait_started(events)
         print_message(f"{started['job']}, rank {started['rank']} on node {started['node']}; Enter, then ~. leaves")
         with _raw_keyboard(client, started["exec"]) as keyboard:
@@ -131,7 +131,7 @@ def _code(end: Data, started: Data) -> int:
 
 def _end(client: "Client", exec_id: str) -> None:
     with suppress(PolyfleetError):
-        client.exec_end(exec_id)
+        client.execs.end(exec_id)
 
 
 def _write(stream: str, data: bytes) -> None:
@@ -175,7 +175,8 @@ class _Sender:
         until = self._accepted_bytes + len(data)
         while self.open:
             remaining = data[len(data) - (until - self._accepted_bytes) :]
-            reply = self._client.exec_input(self._exec_id, self._accepted_bytes, remaining, end)
+            encoded = base64.b64encode(remaining).decode()
+            reply = self._client.execs.write(self._exec_id, encoded, self._accepted_bytes, end=end)
             self._accepted_bytes, self.open = reply["taken"], not reply["closed"]
             if self._accepted_bytes >= until:
                 return
@@ -200,13 +201,13 @@ class Keyboard:
                 if self._wake_reader in ready:
                     if DONE in os.read(self._wake_reader, 64):
                         return
-                    self._client.exec_resize(self._exec_id, **_size())
+                    self._client.execs.resize(self._exec_id, **_size())
                     continue
                 typed, self.has_left = escape.feed(os.read(sys.stdin.fileno(), PIECE_BYTES))
                 if typed:
                     sender.send(typed)
                 if self.has_left:
-                    self._client.exec_end(self._exec_id)
+                    self._client.execs.end(self._exec_id)
                     return
 
 

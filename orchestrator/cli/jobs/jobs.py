@@ -1,6 +1,6 @@
 """Commands for submitted jobs: jobs, show, cancel, migrate, explain, debug story."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -8,7 +8,11 @@ from cluster.errors import UserError
 from orchestrator.cli.terminal import completion_values
 from orchestrator.cli.terminal.output import Format, JobArgument, Output, emit, print_message
 
-Data = dict[str, Any]
+if TYPE_CHECKING:
+    from orchestrator.views.jobs import JobState
+
+PAGE = 1000
+"""Jobs per request of a list of all."""
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 debug_app = typer.Typer(help="Show what the server did, and why.", no_args_is_help=True, rich_markup_mode=None)
@@ -33,14 +37,14 @@ def jobs(
     from orchestrator.show.jobs import jobs as job_table
 
     states = [_state(text) for text in state] if state else None
-    fields = COLUMNS if output is Format.TABLE else ()
+    fields = ",".join(COLUMNS) if output is Format.TABLE else ""
     since_s = parse_moment(since) if since else 0.0
     with connect(progress=print_message) as client:
         if every:
-            pages = list(client.job_pages(states, name=name, since_s=since_s, fields=fields))
+            pages = list(client.jobs.list_pages(state=states, name=name, since=since_s, fields=fields, limit=PAGE))
             job_rows = [job for page in reversed(pages) for job in page]
         else:
-            job_rows = client.jobs(states, limit, name=name, since_s=since_s, fields=fields)
+            job_rows = client.jobs.list(state=states, limit=limit, name=name, since=since_s, fields=fields)
     filters = [("--state", text) for text in state or ()] + [("--name", name), ("--since", since)]
     filter_text = " ".join(f"{option} {text!r}" for option, text in filters if text)
     emit(job_rows, output, lambda rows: job_table(rows, filter_text))
@@ -60,13 +64,13 @@ def parse_moment(text: str, option: str = "--since") -> float:
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
-def _state(text: str) -> str:
+def _state(text: str) -> "JobState":
     from cluster.errors import nearest
     from orchestrator.core.states import State
 
     if text.upper() not in State.__members__:
         raise UserError(f"no state {text!r}", nearest(text.upper(), list(State.__members__)))
-    return text.upper()
+    return cast("JobState", text.upper())
 
 
 def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
@@ -75,7 +79,7 @@ def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
     from orchestrator.show.jobs import job
 
     with connect(progress=print_message) as client:
-        emit(client.job(ref), output, job)
+        emit(client.jobs.show(ref), output, job)
 
 
 def cancel(ref: JobArgument, output: Output = Format.TABLE) -> None:
@@ -84,8 +88,8 @@ def cancel(ref: JobArgument, output: Output = Format.TABLE) -> None:
     from orchestrator.show.table import TableStack
 
     with connect(progress=print_message) as client:
-        before = client.job(ref)
-        view = client.cancel(before["id"])
+        before = client.jobs.show(ref)
+        view = client.jobs.cancel(before["id"])
     note = " (it had already ended)" if before["ended_at"] else ""
     emit(view, output, lambda view: TableStack((f"{view['id']}: {view['state']}{note}",)))
 
@@ -111,10 +115,10 @@ def migrate(
     from orchestrator.show.table import TableStack
 
     with connect(progress=print_message) as client:
-        before = client.job(ref)
+        before = client.jobs.show(ref)
         if before["continues"]:
             print_message(f"{before['id']}: after a move it {before['continues']}")
-        view = client.migrate(before["id"], to)
+        view = client.jobs.migrate(before["id"], to)
     emit(view, output, lambda view: TableStack((f"{view['id']}: {view['state']}",)))
 
 
@@ -135,7 +139,7 @@ def explain(
     from orchestrator.show.jobs import plan
 
     with connect(progress=print_message) as client:
-        emit(client.explain(ref, changes or ()), output, plan)
+        emit(client.jobs.explain(ref, changes=changes or ()), output, plan)
 
 
 @debug_app.callback()
@@ -156,4 +160,4 @@ def story(ref: JobArgument, output: Output = Format.TABLE) -> None:
     from orchestrator.show.jobs import story as show_story
 
     with connect(progress=print_message) as client:
-        emit(client.story(ref), output, show_story)
+        emit(client.jobs.story(ref), output, show_story)

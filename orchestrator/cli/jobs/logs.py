@@ -12,8 +12,8 @@ from orchestrator.terminal_text import log_lines
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
-
-Data = dict[str, Any]
+    from orchestrator.views.jobs import JobView
+    from orchestrator.views.logs import LogLine
 
 
 def logs(
@@ -36,16 +36,17 @@ def logs(
     from orchestrator.client.client import connect
 
     with connect(progress=print_message) as client:
-        first = client.job(ref)
+        first = client.jobs.show(ref)
         ref = first["id"]  # resolve a name only once: later it may mean another job
         if follow:
-            printed = print_lines(client.follow_log_pages(ref, rank=rank, attempt=attempt, tail=tail), output)
+            pages = (page["lines"] for page in client.jobs.follow(ref, rank=rank, attempt=attempt, tail=tail))
+            printed = print_lines(pages, output)
         else:
             printed = print_lines(_pages(client, ref, rank=rank, attempt=attempt, tail=tail), output)
         if tail == 0:
             return
-        view = client.job(ref)
-        away = client.logs(ref, rank=rank, attempt=attempt, tail=tail or 0)["away"] if view["attempts"] else []
+        view = client.jobs.show(ref)
+        away = client.jobs.logs(ref, rank=rank, attempt=attempt, tail=tail or 0)["away"] if view["attempts"] else []
         if away and printed and follow and not first["ended_at"]:
             print_message(f"note: an earlier part of the log is missing: {'; '.join(away)}")
         elif away:
@@ -54,16 +55,16 @@ def logs(
             _explain_empty_log(view, rank, attempt)
 
 
-def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
+def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> "Iterator[list[LogLine]]":
     """Yield all lines that exist now, or the last `tail` lines."""
-    page = client.logs(ref, tail=tail, **where)
+    page = client.jobs.logs(ref, tail=tail, **where)
     yield page["lines"]
     while tail is None and page["lines"]:
-        page = client.logs(ref, cursor=page["cursor"], **where)
+        page = client.jobs.logs(ref, cursor=page["cursor"], **where)
         yield page["lines"]
 
 
-def _explain_empty_log(view: Data, rank: int | None, attempt: int | None) -> None:
+def _explain_empty_log(view: "JobView", rank: int | None, attempt: int | None) -> None:
     if not view["attempts"]:
         status = "never ran" if view["ended_at"] else "has not run yet"
         print_message(f"{view['id']} {status}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
@@ -85,7 +86,7 @@ class Printer:
         self._ranks: set[int] = set()
         self._open_line: tuple[int, int, str] | None = None  # source of the unfinished line at the cursor
 
-    def print(self, lines: list[Data]) -> None:
+    def print(self, lines: "list[LogLine]") -> None:
         from orchestrator.cli.terminal.output import write
 
         if lines:
@@ -99,7 +100,7 @@ class Printer:
             write("")
             self._open_line = None
 
-    def _format(self, line: Data) -> str:
+    def _format(self, line: "LogLine") -> str:
         from orchestrator.cli.terminal.output import as_json, as_yaml
 
         if self._output is Format.JSON:
@@ -108,7 +109,7 @@ class Printer:
             return as_yaml([line]) + "\n"
         return self._format_text(line)
 
-    def _format_text(self, line: Data) -> str:
+    def _format_text(self, line: "LogLine") -> str:
         self._ranks.add(line["rank"])
         prefix = f"[{line['rank']}] " if len(self._ranks) > 1 else ""
         before, self._open_line = self._open_line, line_source(line) if line.get("unfinished") else None
@@ -122,7 +123,7 @@ class Printer:
         return line_break + "\n".join(prefix + text for text in log_lines(line["text"])) + end
 
 
-def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
+def print_lines(pages: "Iterable[list[LogLine]]", output: Format) -> int:
     """Print each page as it arrives. Return the number of lines."""
     printer, count = Printer(output), 0
     for lines in pages:

@@ -140,7 +140,7 @@ def _print_log(client: "Client", job_id: str, following: "_InterruptDelay") -> N
     printer, cursor = Printer(Format.TABLE), None
     while True:
         try:
-            for page in client.log_pages(job_id, cursor=cursor):
+            for page in client.jobs.follow(job_id, cursor=cursor):
                 with following.delayed():
                     printer.print(page["lines"])
                     cursor = page["cursor"]
@@ -152,7 +152,7 @@ def _print_log(client: "Client", job_id: str, following: "_InterruptDelay") -> N
                 raise
             if _prompt_user(job_id) == "cancel":
                 print_message(f"cancelling {job_id}")
-                client.cancel(job_id)
+                client.jobs.cancel(job_id)
 
 
 def _can_prompt() -> bool:

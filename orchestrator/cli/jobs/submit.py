@@ -19,6 +19,7 @@ from orchestrator.cli.terminal.output import Format, Output, emit, print_message
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
     from orchestrator.spec.job_spec import JobSpec
+    from orchestrator.views.jobs import JobView
 
 Data = dict[str, Any]
 
@@ -172,7 +173,7 @@ def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool,
     _wait_for_end(client, view["id"], follow, output)
 
 
-def submit_job(client: "Client", spec: "JobSpec", key: str) -> Data:
+def submit_job(client: "Client", spec: "JobSpec", key: str) -> "JobView":
     """Submit a job; return its view once it is stored durably."""
     from orchestrator.submission import submission
 
@@ -206,7 +207,7 @@ def _idempotency_key(key: str) -> Iterator[str]:
         raise
 
 
-def print_submitted(view: Data, output: Format) -> None:
+def print_submitted(view: "JobView", output: Format) -> None:
     from orchestrator.show.table import TableStack
 
     if view["reason"] != "submitted":
@@ -224,7 +225,7 @@ def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -
 
     try:
         if follow:
-            print_lines(client.follow_log_pages(job_id), output)
+            print_lines((page["lines"] for page in client.jobs.follow(job_id)), output)
         with progress_line(f"waiting for {job_id}") as update:
             view = client.wait(
                 job_id, on_update=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
@@ -240,7 +241,7 @@ def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -
     raise typer.Exit(JOB_EXIT_CODES[view["state"]])
 
 
-def print_end(view: Data) -> None:
+def print_end(view: "JobView") -> None:
     """Print how the job ended, after its log, which already has the traceback of a failure."""
     from orchestrator.show.jobs import failure
 

@@ -169,7 +169,7 @@ def _measure_fleet(
             raise
         if ended["state"] != "SUCCEEDED":
             print_message(f"{ended['run']}: {ended['state'].lower()}: {ended['reason']}")
-        return client.benchmark_lines(started["run"])
+        return run_client.fetch_lines(client, started["run"])
 
 
 def _measure_locally(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ def runs(output: Output = Format.TABLE) -> None:
     from orchestrator.show.benchmark import runs as show_runs
 
     with connect(progress=print_message) as client:
-        emit(client.benchmarks(), output, show_runs)
+        emit(client.benchmarks.list(), output, show_runs)
 
 
 @app.command()
@@ -215,7 +215,7 @@ def show(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.show.benchmark import view
 
     with connect(progress=print_message) as client:
-        emit(client.benchmark(run), output, view)
+        emit(client.benchmarks.show(run), output, view)
 
 
 @app.command()
@@ -225,7 +225,7 @@ def cancel(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.show.benchmark import view
 
     with connect(progress=print_message) as client:
-        emit(client.benchmark_cancel(run), output, view)
+        emit(client.benchmarks.cancel(run), output, view)
 
 
 for command in (reports.report, reports.compare, reports.baseline, reports.gate, reports.history):

@@ -65,7 +65,7 @@ def _lines(run: str) -> list[dict[str, Any]]:
     if run_client.is_file(run):
         return run_client.read_lines(Path(run))
     with connect(progress=print_message) as client:
-        return client.benchmark_lines(run)
+        return run_client.fetch_lines(client, run)
 
 
 def _render_report(lines: Lines, form: ReportFormat, before: Lines | None) -> str | bytes:
@@ -117,7 +117,7 @@ def baseline(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.show.benchmark import view
 
     with connect(progress=print_message) as client:
-        emit(client.benchmark_baseline(run), output, view)
+        emit(client.benchmarks.baseline(run), output, view)
 
 
 def gate(
@@ -142,9 +142,10 @@ def gate(
 def _baseline(lines: Lines) -> Lines:
     from orchestrator.benchmark import baselines
     from orchestrator.client.client import connect
+    from orchestrator.submission.benchmark_client import fetch_lines
 
     with connect(progress=print_message) as client:
-        candidates = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["baseline"]]
+        candidates = [fetch_lines(client, view["run"]) for view in client.benchmarks.list() if view["baseline"]]
     return baselines.choose(candidates, lines)
 
 
@@ -156,7 +157,8 @@ def history(
     from orchestrator.benchmark import history as over_time
     from orchestrator.client.client import connect
     from orchestrator.show.benchmark import series
+    from orchestrator.submission.benchmark_client import fetch_lines
 
     with connect(progress=print_message) as client:
-        runs = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["results"]]
+        runs = [fetch_lines(client, view["run"]) for view in client.benchmarks.list() if view["results"]]
     emit(over_time.series(runs, case), output, series)

@@ -78,7 +78,7 @@ def jobs_and_pools(typed: str) -> list[str]:
 
 
 def nodes(typed: str) -> list[str]:
-    return _with_prefix(typed, _from_server(lambda client: (node["node"] for node in client.nodes())))
+    return _with_prefix(typed, _from_server(lambda client: (node["node"] for node in client.nodes.list())))
 
 
 def states(typed: str) -> list[str]:
@@ -156,15 +156,15 @@ def _spellings(row: "DeviceModel") -> list[str]:
 
 
 def _pools(client: "Client") -> Iterable[str]:
-    return (pool["pool"] for pool in client.fleet()["pools"])
+    return (pool["pool"] for pool in client.fleet.show()["pools"])
 
 
 def _fleet_kinds(client: "Client") -> Iterable[str]:
-    return (device["kind"] for node in client.nodes() for device in node["devices"])
+    return (device["kind"] for node in client.nodes.list() for device in node["devices"])
 
 
 def _jobs(client: "Client") -> Iterable[str]:
-    rows = client.jobs(limit=MAX_JOBS, fields=("id", "name"))
+    rows = client.jobs.list(limit=MAX_JOBS, fields="id,name")
     return (row[field] for field in ("name", "id") for row in reversed(rows))
 
 

@@ -24,8 +24,8 @@ def job(live, talking, wait_for):
     secret.write_text("hunter2-hunter2")
     spec = talking.spec | {"env": {"WHICH": "this"}, "secrets": {"WORD": f"file:{secret}"}}
     with http.connect(live.home, start=False) as client:
-        found = client.submit(spec)["id"]
-        wait_for(lambda: client.job(found)["state"] == "RUNNING")
+        found = client.jobs.submit(spec)["id"]
+        wait_for(lambda: client.jobs.show(found)["state"] == "RUNNING")
     return found
 
 
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_command_and_not_the_job(start, job, wait_for):
     assert child.wait(180) == 130
     wait_for(lambda: not commands("sleep", "380"))
     with http.connect(start=False) as client:
-        assert client.job(job)["state"] == "RUNNING"
+        assert client.jobs.show(job)["state"] == "RUNNING"
 
 
 def test_it_ends_with_the_attempt_whatever_it_does_to_its_environment(start, job, talking, wait_for):
@@ -158,8 +158,8 @@ def test_who_ran_what_is_in_the_servers_log(polyfleet, job, caplog):
 
 def test_where_nothing_runs_it_is_refused_in_one_sentence(here, live, job, talking):
     with http.connect(start=False) as client:
-        taken = {"pool": client.job(job)["pool"]}
-        waits = client.submit({"task": "run", "command": "true", "name": "waits", "resources": taken})["id"]
+        taken = {"pool": client.jobs.show(job)["pool"]}
+        waits = client.jobs.submit({"task": "run", "command": "true", "name": "waits", "resources": taken})["id"]
     for words, code, message in (
         (("exec", "absent", "--", "true"), 2, "error: no job 'absent'\n"),
         (

@@ -55,7 +55,7 @@ def acting(text):
 def test_hostile_text_acts_neither_in_tables_nor_in_logs_nor_in_errors(command, here, live, recorded):
     live.fleet.hold(live.service)
     with http.connect(start=False) as client:
-        job = client.submit({"task": "run", "command": "true", "name": "hello"})["id"]
+        job = client.jobs.submit({"task": "run", "command": "true", "name": "hello"})["id"]
     live.service.jobs_table.set_metrics(job, {HOSTILE: HOSTILE})
     failure = {"rank": 0, "node": HOSTILE, "kind": "user", "message": HOSTILE, "traceback": HOSTILE, "exit_code": 1}
     recorded.happened(live.service, job, "failed", reason=HOSTILE, failure=failure)
@@ -94,7 +94,7 @@ def test_jobs_can_be_chosen_by_state_name_and_time(here, live, job):
 
 def test_all_jobs_are_as_many_as_there_are(here, live, job):
     with http.connect(start=False) as client:
-        told = client.submit_many([{"spec": {"command": "true", "resources": {"pool": "xla"}}}] * 120)
+        told = client.jobs.submit_many([{"spec": {"command": "true", "resources": {"pool": "xla"}}}] * 120)
     ids = [job["id"], *(row["id"] for row in told["jobs"])]
     assert [found["id"] for found in json.loads(here("jobs", "-o", "json").stdout)] == ids[-100:]
     assert [found["id"] for found in json.loads(here("jobs", "--all", "-o", "json").stdout)] == ids

@@ -27,7 +27,7 @@ def test_a_job_that_is_cancelled_is_exit_code_4(live, start, wait_for):
     child = start("run", "-n", "long", "--", "sleep", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: live.specs)
     with http.connect(start=False) as client:
-        client.cancel("long")
+        client.jobs.cancel("long")
     _, err = child.communicate(timeout=120)
     assert (child.returncode, b": CANCELLED" in err) == (4, True)
 

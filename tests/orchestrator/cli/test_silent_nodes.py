@@ -22,7 +22,7 @@ def test_nothing_false_is_said_while_a_node_is_silent(here, live, talking, wait_
 
     with http.connect(start=False) as client:
         waits = {"recovery": {"on_disconnect": "wait"}}
-        job = client.submit(talking.spec | ON_CPU | waits)["id"]
+        job = client.jobs.submit(talking.spec | ON_CPU | waits)["id"]
         talking.say("before\n")
         wait_for(lambda: "before" in here("logs", job).stdout)
         wait_for(lambda: view(job)["state"] == "RUNNING")  # a line can be read before its node has reported the state
@@ -41,7 +41,7 @@ def test_nothing_false_is_said_while_a_node_is_silent(here, live, talking, wait_
                 assert "on node cpu-0, which has not answered for" in done.stderr and "nothing" not in done.stderr
             with Orchestrator.connect(start=False) as o, pytest.raises(FleetError, match="has not answered for"):
                 o.job(job).logs()
-            later = client.submit({"task": "run", "command": "true", "name": "later"} | ON_CPU)["id"]
+            later = client.jobs.submit({"task": "run", "command": "true", "name": "later"} | ON_CPU)["id"]
             wait_for(lambda: SILENT in view(later)["reason"])
             said = here("explain", job).stdout
             assert SILENT in said and "waits for 1 device" not in view(later)["reason"]

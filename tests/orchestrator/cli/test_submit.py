@@ -185,7 +185,7 @@ def test_waiting_for_a_job_that_is_cancelled_is_exit_code_4(live, start, wait_fo
     child = start("submit", "--wait", "-n", "long", "--", "sleep", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: live.specs)
     with http.connect(start=False) as client:
-        client.cancel("long")
+        client.jobs.cancel("long")
     out, _ = child.communicate(timeout=120)
     assert (child.returncode, b"CANCELLED" in out) == (4, True)
 

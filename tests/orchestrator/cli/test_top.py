@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def running(live, talking, wait_for):
     with http.connect(live.home, start=False) as client:
-        job = client.submit(talking.spec)["id"]
-        wait_for(lambda: client.job(job)["state"] == "RUNNING")
+        job = client.jobs.submit(talking.spec)["id"]
+        wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING")
         yield job
 
 

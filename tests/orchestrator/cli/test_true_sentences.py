@@ -28,7 +28,7 @@ DOWN = "no fleet is up"
 
 def submit(spec):
     with http.connect(start=False) as client:
-        return client.submit(spec)
+        return client.jobs.submit(spec)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_move_to_a_pool_of_a_fleet_that_is_down_means_the_pool(live, talked, r
     live.fleet.hold(live.service)
     job = submit({"task": "run", "command": "true", "name": "moves"})["id"]
     with http.connect(start=False) as client:
-        client.migrate(job, "xla")
+        client.jobs.migrate(job, "xla")
     assert [one.pool for one in live.service.jobs_table.find(job).job.candidates] == ["xla"]
 
 

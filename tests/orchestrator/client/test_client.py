@@ -28,7 +28,7 @@ def client(live):
 
 def test_it_finds_the_server_of_its_home(client, live):
     assert client.url == live.address
-    assert client.version()["home"] == str(live.home)
+    assert client.server.version()["home"] == str(live.home)
 
 
 def test_without_a_server_and_without_starting_one_it_says_so(tmp_path):
@@ -41,7 +41,7 @@ def test_a_client_that_was_closed_says_so(live):
     with http.connect(start=False) as client:
         pass
     with pytest.raises(FleetError, match="this client is closed"):
-        client.fleet()
+        client.fleet.show()
 
 
 def test_a_server_of_another_version_is_named_with_the_remedy(live):
@@ -54,84 +54,86 @@ def test_a_server_of_another_version_is_named_with_the_remedy(live):
 def test_a_wrong_token_is_told_at_once(live):
     (live.home / "token").write_text("0" * 64)
     with http.connect(start=False) as client, pytest.raises(UserError, match="does not know the token of this home"):
-        client.fleet()
+        client.fleet.show()
 
 
 def test_every_verb_reaches_its_route(client, live, checkpoint):
-    job = client.submit(RUN, key="k")
-    assert client.submit(RUN, key="k")["id"] == job["id"]
+    job = client.jobs.submit(RUN, key="k")
+    assert client.jobs.submit(RUN, key="k")["id"] == job["id"]
     job = client.wait(job["id"])
-    assert client.jobs(["SUCCEEDED"], 5) == [job]
-    assert client.jobs(["FAILED"]) == []
-    assert client.job("hello") == job
-    assert client.plan(RUN)["would_start"]["candidate"] == 1
-    assert [offer["chosen"] for offer in client.offers(RUN)["offers"]].count(True) == 1
-    assert client.explain("hello")["state"] == "SUCCEEDED"
-    then = client.explain("hello", ["pool cpu down", "+2 cpu"])
+    assert client.jobs.list(state=["SUCCEEDED"], limit=5) == [job]
+    assert client.jobs.list(state=["FAILED"]) == []
+    assert client.jobs.show("hello") == job
+    assert client.jobs.plan(RUN)["would_start"]["candidate"] == 1
+    assert [offer["chosen"] for offer in client.jobs.offers(RUN)["offers"]].count(True) == 1
+    assert client.jobs.explain("hello")["state"] == "SUCCEEDED"
+    then = client.jobs.explain("hello", changes=["pool cpu down", "+2 cpu"])
     assert then["if"] == {"changes": ["pool cpu is down", "2 more cpu on one node"], "others": []}
     with pytest.raises(UserError, match="if: no pool is called 'cpux'; did you mean 'cpu'"):
-        client.explain("hello", ["pool cpux down"])
-    assert client.history("hello")[0]["event"] == "submitted"
+        client.jobs.explain("hello", changes=["pool cpux down"])
+    assert client.jobs.history("hello")[0]["event"] == "submitted"
     live.service.store.report(job["id"], 1, 1, 1.0, {"step": 1, "of": 9, "loss": float("nan"), "time": 2, "seq": 3})
-    client.cancel(client.submit({**RUN, "name": "next"})["id"])  # durable after the report, so that is there too
-    (told,) = client.reports("hello")
+    # durable after the report, so that is there too
+    client.jobs.cancel(client.jobs.submit({**RUN, "name": "next"})["id"])
+    (told,) = client.jobs.reports("hello")
     assert told == {"seq": 1, "attempt": 1, "step": 1, "of": 9, "reported_at": "1970-01-01T00:00:01.000+00:00",
                     "metrics": {"loss": "NaN", "time": 2, "seq": 3}}  # fmt: skip
-    assert [pool["pool"] for pool in client.fleet()["pools"]] == ["cpu", "ipex", "xla"]
-    assert [node["node"] for node in client.nodes()] == ["cpu-0", "ipex-0", "xla-0"]
-    assert client.doctor() == []
-    assert client.schema("job")["type"] == "object"
-    assert client.changes(0)["events"][0]["event"] == "submitted"
-    assert next(client.follow_changes(0))["event"] == "submitted"
-    assert client.checkpoints("cpu", "digits")[0]["path"] == "digits/step-00000012-adeb0f13"
-    assert client.checkpoint_show(checkpoint)["step"] == 12
-    assert client.checkpoint_plan(checkpoint, "tpu:v5e")["target"]["backend"] == "tpu"
-    assert client.checkpoint_tool("verify", {"place": checkpoint})["ok"] is True
-    assert client.cancel("hello")["state"] == "SUCCEEDED"
-    assert client.shutdown() == {"stopping": True}
+    assert [pool["pool"] for pool in client.fleet.show()["pools"]] == ["cpu", "ipex", "xla"]
+    assert [node["node"] for node in client.nodes.list()] == ["cpu-0", "ipex-0", "xla-0"]
+    assert client.fleet.doctor() == []
+    assert client.schema.show("job")["type"] == "object"
+    assert client.changes.wait(after=0)["events"][0]["event"] == "submitted"
+    assert next(client.changes.follow(after=0))["event"] == "submitted"
+    assert client.checkpoints.list(pool="cpu", prefix="digits")[0]["path"] == "digits/step-00000012-adeb0f13"
+    assert client.checkpoints.show(checkpoint)["step"] == 12
+    assert client.checkpoints.plan(checkpoint, "tpu:v5e")["target"]["backend"] == "tpu"
+    assert client.checkpoints.verify(checkpoint)["ok"] is True
+    assert client.jobs.cancel("hello")["state"] == "SUCCEEDED"
+    assert client.server.shutdown() == {"stopping": True}
 
 
 def test_the_newest_jobs_come_last(client):
-    ids = [client.submit({**RUN, "name": f"n{number}"})["id"] for number in range(4)]
-    assert [job["id"] for job in client.jobs()] == ids
-    assert [job["id"] for job in client.jobs(limit=2)] == ids[-2:]
+    ids = [client.jobs.submit({**RUN, "name": f"n{number}"})["id"] for number in range(4)]
+    assert [job["id"] for job in client.jobs.list()] == ids
+    assert [job["id"] for job in client.jobs.list(limit=2)] == ids[-2:]
 
 
 def test_logs_are_paged_followed_and_filtered(client, live):
     job = live.ran(RUN)
     lines = ["one", "a\u2028b\x85c", "\u0000three"]
     live.fleet.printed(job["id"], lines)
-    page = client.logs("hello", rank=0, attempt=1)
+    page = client.jobs.logs("hello", rank=0, attempt=1)
     assert [(line["text"], line["stream"]) for line in page["lines"]] == [(text, "stdout") for text in lines]
     assert (
-        client.logs("hello", cursor={"1.0": len(f"{page['lines'][0]['time']} out one\n")})["lines"] == page["lines"][1:]
+        client.jobs.logs("hello", cursor={"1.0": len(f"{page['lines'][0]['time']} out one\n")})["lines"]
+        == page["lines"][1:]
     )
     rest = {"job": job["id"], "lines": [], "cursor": page["cursor"], "ended": True, "away": []}
-    assert client.logs("hello", cursor=page["cursor"]) == rest
-    assert client.logs("hello", rank=1)["lines"] == []
-    assert [line["text"] for line in client.follow_logs("hello")] == lines
+    assert client.jobs.logs("hello", cursor=page["cursor"]) == rest
+    assert client.jobs.logs("hello", rank=1)["lines"] == []
+    assert [line["text"] for page in client.jobs.follow("hello") for line in page["lines"]] == lines
 
 
 def test_a_package_is_uploaded_only_when_the_server_lacks_it(client, live, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
         made.writestr("train.py", "def train(ctx): ...")
     sha = hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest()
-    client.upload(sha, tmp_path / "a.zip")
+    client.upload_code_archive(sha, tmp_path / "a.zip")
     assert live.service.code_archives.is_stored(sha)
-    client.upload(sha, tmp_path / "absent.zip")
+    client.upload_code_archive(sha, tmp_path / "absent.zip")
 
 
 def test_a_copy_gives_progress_and_report_or_its_error(client, live, checkpoint):
     told = []
-    report = client.checkpoint_copy({"source": checkpoint, "target": "xla:b"}, lambda *n: told.append(n))
+    report = client.checkpoints.copy(checkpoint, "xla:b", progress=lambda *n: told.append(n))
     assert report["target"] == "xla:b/step-00000012-adeb0f13"
     assert told[-1] == (report["bytes"], report["bytes"])
     with pytest.raises(NotFound, match="no checkpoint at cpu:absent"):
-        client.checkpoint_copy({"source": "cpu:absent", "target": "xla:b"})
+        client.checkpoints.copy("cpu:absent", "xla:b")
 
 
 def test_waiting_ends_with_the_job_or_with_the_time(client, talking):
-    job = client.submit(talking.spec)
+    job = client.jobs.submit(talking.spec)
     with pytest.raises(FleetError, match=rf"{job['id']} is still [A-Z]+ after 0 s"):
         client.wait(job["id"], timeout_s=0)
     seen = []
@@ -148,15 +150,15 @@ def test_waiting_ends_with_the_job_or_with_the_time(client, talking):
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda c: c.job("absent"), NotFound, "no job 'absent'"),
-        (lambda c: c.job(".."), NotFound, "'..' is not a valid name"),
-        (lambda c: c.job(""), NotFound, "'' is not a valid name"),
-        (lambda c: c.job("a/../../v1/version"), NotFound, "'a/../../v1/version' is not a valid name"),
-        (lambda c: c.job("a?b#c"), NotFound, "no job 'a?b#c'"),
-        (lambda c: list(c.follow_logs("absent")), NotFound, "no job 'absent'"),
-        (lambda c: c.checkpoint_show("cpu:x"), NotFound, "no checkpoint at cpu:x"),
-        (lambda c: c.checkpoint_show("nowhere:x"), SpecError, "no pool 'nowhere'"),
-        (lambda c: c.submit({"broken": 1}), SpecError, "unknown key"),
+        (lambda c: c.jobs.show("absent"), NotFound, "no job 'absent'"),
+        (lambda c: c.jobs.show(".."), NotFound, "'..' is not a valid name"),
+        (lambda c: c.jobs.show(""), NotFound, "'' is not a valid name"),
+        (lambda c: c.jobs.show("a/../../v1/version"), NotFound, "'a/../../v1/version' is not a valid name"),
+        (lambda c: c.jobs.show("a?b#c"), NotFound, "no job 'a?b#c'"),
+        (lambda c: list(c.jobs.follow("absent")), NotFound, "no job 'absent'"),
+        (lambda c: c.checkpoints.show("cpu:x"), NotFound, "no checkpoint at cpu:x"),
+        (lambda c: c.checkpoints.show("nowhere:x"), SpecError, "no pool 'nowhere'"),
+        (lambda c: c.jobs.submit({"broken": 1}), SpecError, "unknown key"),
     ],
 )
 def test_an_error_keeps_its_class_and_words(client, call, kind, text):
@@ -168,12 +170,12 @@ def test_an_error_keeps_its_class_and_words(client, call, kind, text):
 def test_a_fault_of_the_server_is_told_as_such(client, live, monkeypatch):
     monkeypatch.setattr(live.service.readiness, "wait_until_ready", lambda: {}["absent"])
     with pytest.raises(PolyfleetError, match="the server failed: KeyError: 'absent'"):
-        client.nodes()
+        client.nodes.list()
 
 
 def test_an_error_of_a_field_keeps_the_field(client):
     with pytest.raises(SpecError) as caught:
-        client.submit({**RUN, "resources": {"accelerators": "tpu:v5p"}})
+        client.jobs.submit({**RUN, "resources": {"accelerators": "tpu:v5p"}})
     assert caught.value.field == "resources"
     assert str(caught.value).startswith("resources: no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated; ")
 
@@ -200,7 +202,7 @@ def test_a_server_whose_socket_is_gone_is_named(tmp_path):
         http.Client(f"unix:{tmp_path}/server.sock", "t") as client,
         pytest.raises(FleetError, match=r"server.sock cannot be reached"),
     ):
-        client.fleet()
+        client.fleet.show()
 
 
 def test_a_server_whose_port_is_free_is_named():
@@ -211,7 +213,7 @@ def test_a_server_whose_port_is_free_is_named():
         http.Client(f"http://127.0.0.1:{port}", "t") as client,
         pytest.raises(FleetError, match=f"{port} cannot be reached"),
     ):
-        client.fleet()
+        client.fleet.show()
 
 
 @pytest.fixture
@@ -247,28 +249,32 @@ def test_a_submission_whose_answer_is_lost_is_sent_again_with_the_same_key(hangi
     created = b'HTTP/1.1 201 Created\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"id": "x"}'
     address = hanging_up([b"", created])
     with http.Client(address, "t") as client:
-        assert client.submit(RUN) == {"id": "x"}
+        assert client.jobs.submit(RUN) == {"id": "x"}
 
 
 def test_a_stream_that_breaks_is_an_error_of_the_fleet(hanging_up):
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     address = hanging_up([head])
     with http.Client(address, "t") as client, pytest.raises(FleetError, match="broke"):
-        list(client.follow_logs("x"))
+        list(client.jobs.follow("x"))
 
 
 def test_following_goes_on_with_the_next_server_where_it_stopped(live, hanging_up):
     job = live.ran(RUN)
     live.fleet.printed(job["id"], ["one", "two", "three"])
     with http.connect(start=False) as client:
-        first = client.logs("hello")["lines"][0]
+        first = client.jobs.logs("hello")["lines"][0]
     live.ran(RUN)  # the newest job of that name by now
     told, at = [], len(f"{first['time']} out one\n")
     body = f"event: log\ndata: {json.dumps({'job': job['id'], 'lines': [first], 'cursor': {'1.0': at}})}\n\n"
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     address = hanging_up([f"{head}{len(body):x}\r\n{body}\r\n".encode()])
     with http.Client(address, live.token, live.home, told.append) as client:
-        assert [line["text"] for line in client.follow_logs("hello")] == ["one", "two", "three"]
+        assert [line["text"] for page in client.jobs.follow("hello") for line in page["lines"]] == [
+            "one",
+            "two",
+            "three",
+        ]
         assert client.url == live.address
     assert [words.partition(" at ")[0] for words in told] == ["the connection to the server"]
 
@@ -320,4 +326,4 @@ def test_a_proxy_of_the_environment_sees_nothing(live, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with http.connect(start=False) as client:
-        assert client.fleet()["name"] == "demo"
+        assert client.fleet.show()["name"] == "demo"

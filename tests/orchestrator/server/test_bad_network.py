@@ -76,7 +76,7 @@ def test_a_submission_cut_at_any_byte_counts_once(waiting, network):
         for way in ("cut_request_at", "cut_answer_at", "half_closed_at"):
             name = f"{way.replace('_', '-')}-{number}"
             client = network(*[net.Fault(**{way: number})] * 2)
-            view = client.submit({**RUN, "name": name}, key=name)
+            view = client.jobs.submit({**RUN, "name": name}, key=name)
             assert (view["name"], view["state"]) == (name, "PENDING")
             expected.append(name)
     assert sorted(names(waiting)) == sorted(expected)
@@ -87,42 +87,42 @@ def test_a_submission_cut_at_any_byte_counts_once(waiting, network):
 )
 def test_every_verb_with_a_key_has_one_effect(live, network, fault, checkpoint):
     client = network(fault, fault)
-    one = client.submit({**RUN, "name": "one"}, key="a")
-    many = client.submit_many([{"spec": {**RUN, "name": f"many-{n}"}} for n in range(3)], key="b")
-    run = client.benchmark_begin({"cases": ["mlp"], "pools": ["xla"]}, key="c")
-    pinned = client.checkpoint_tool("pin", {"path": checkpoint}, key="d")
+    one = client.jobs.submit({**RUN, "name": "one"}, key="a")
+    many = client.jobs.submit_many([{"spec": {**RUN, "name": f"many-{n}"}} for n in range(3)], key="b")
+    run = client.benchmarks.start({"cases": ["mlp"], "pools": ["xla"]}, key="c")
+    pinned = client.checkpoints.pin(checkpoint, key="d")
     with http.connect(start=False) as direct:
-        assert direct.submit({**RUN, "name": "one"}, key="a") == one
-        assert direct.submit_many([{"spec": {**RUN, "name": f"many-{n}"}} for n in range(3)], key="b") == many
-        assert direct.benchmark_begin({"cases": ["mlp"], "pools": ["xla"]}, key="c")["run"] == run["run"]
-        assert direct.checkpoint_tool("pin", {"path": checkpoint}, key="d") == pinned
+        assert direct.jobs.submit({**RUN, "name": "one"}, key="a") == one
+        assert direct.jobs.submit_many([{"spec": {**RUN, "name": f"many-{n}"}} for n in range(3)], key="b") == many
+        assert direct.benchmarks.start({"cases": ["mlp"], "pools": ["xla"]}, key="c")["run"] == run["run"]
+        assert direct.checkpoints.pin(checkpoint, key="d") == pinned
         for other in (
-            lambda: direct.submit({**RUN, "name": "two"}, key="a"),
-            lambda: direct.submit_many([{"spec": {**RUN, "name": "many-0"}}], key="b"),
-            lambda: direct.benchmark_begin({"cases": ["mlp"]}, key="c"),
-            lambda: direct.checkpoint_tool("pin", {"path": checkpoint, "remove": True}, key="d"),
+            lambda: direct.jobs.submit({**RUN, "name": "two"}, key="a"),
+            lambda: direct.jobs.submit_many([{"spec": {**RUN, "name": "many-0"}}], key="b"),
+            lambda: direct.benchmarks.start({"cases": ["mlp"]}, key="c"),
+            lambda: direct.checkpoints.pin(checkpoint, remove=True, key="d"),
         ):
             with pytest.raises(Conflict, match="was used with another request"):
                 other()
-        assert len(direct.benchmarks()) == 1
-        direct.benchmark_cancel(run["run"])
+        assert len(direct.benchmarks.list()) == 1
+        direct.benchmarks.cancel(run["run"])
     assert sorted(names(live)) == sorted(["one", "many-0", "many-1", "many-2", f"{run['run']}-xla"])
 
 
 @pytest.mark.parametrize("fault", [net.Fault(cut_answer_at=0), net.Fault(cut_answer_at=30)])
 def test_what_only_reads_is_asked_again_on_another_connection(waiting, network, fault):
-    assert network(fault).fleet()["name"]
+    assert network(fault).fleet.show()["name"]
     with pytest.raises(BrokenConnection):
-        network(fault, fault).fleet()
+        network(fault, fault).fleet.show()
 
 
 def test_when_no_answer_ever_comes_the_key_is_told(waiting, network):
     client = network(*[net.Fault(cut_answer_at=20)] * 20)
     with pytest.raises(ResponseLost) as lost:
-        client.submit({**RUN, "name": "lost"})
+        client.jobs.submit({**RUN, "name": "lost"})
     assert lost.value.remedy.endswith(f"--key {lost.value.key}")
     with http.connect(start=False) as direct:
-        assert direct.submit({**RUN, "name": "lost"}, key=lost.value.key)["name"] == "lost"
+        assert direct.jobs.submit({**RUN, "name": "lost"}, key=lost.value.key)["name"] == "lost"
     assert names(waiting) == ["lost"]
 
 
@@ -144,18 +144,18 @@ def test_a_cancel_that_races_its_submission_wins_or_finds_nothing(live, wait_for
     def race(number):
         name = f"race-{number}"
         with http.connect(start=False) as client:
-            told = threading.Thread(target=client.submit, args=({"command": "sleep 60", "name": name},))
+            told = threading.Thread(target=client.jobs.submit, args=({"command": "sleep 60", "name": name},))
             told.start()
             with http.connect(start=False) as other:
                 for _ in range(200):
                     try:
-                        other.cancel(name)
+                        other.jobs.cancel(name)
                         break
                     except NotFound:
                         continue
             told.join()
-            if client.job(name)["state"] != "CANCELLED":
-                client.cancel(name)
+            if client.jobs.show(name)["state"] != "CANCELLED":
+                client.jobs.cancel(name)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(race, range(12)))
@@ -197,7 +197,7 @@ def test_a_request_refused_for_the_moment_is_sent_again_a_few_times(live, monkey
                 monkeypatch.setattr("orchestrator.server.guard.MAX_CONCURRENT_REQUESTS", 100)
 
         monkeypatch.setattr(client, "_pause", pause)
-        assert client.jobs() == []
+        assert client.jobs.list() == []
     assert told == [(1.0, "FleetError")] * 2
 
 
@@ -236,7 +236,7 @@ def test_a_follower_that_is_refused_for_the_moment_goes_on(live, monkeypatch):
                 monkeypatch.setattr(limit, 100)
 
         monkeypatch.setattr(client, "_pause", pause)
-        assert next(client.follow_changes())["event"] == "submitted"
+        assert next(client.changes.follow())["event"] == "submitted"
     assert len(told) == 2
 
 
@@ -258,5 +258,5 @@ def test_an_upload_that_is_refused_for_the_moment_is_sent_again_from_its_start(l
 
         monkeypatch.setattr(client, "_request", request)
         monkeypatch.setattr(client, "_pause", pause)
-        client.upload(sha, tmp_path / "a.zip")
+        client.upload_code_archive(sha, tmp_path / "a.zip")
     assert (live.service.code_archives.is_stored(sha), pauses) == (True, [1.0])

@@ -287,7 +287,7 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
     monkeypatch.delenv("POLYFLEET_CRASH_AT")
     server = start(home)
     with client.connect(home, start=False) as there:
-        stored = [job["id"] for job in there.jobs()]
+        stored = [job["id"] for job in there.jobs.list()]
         assert len(stored) == (side == "after")
         job = submitted(server)["id"]
-        assert [job] == [job["id"] for job in there.jobs()] and stored in ([], [job])
+        assert [job] == [job["id"] for job in there.jobs.list()] and stored in ([], [job])

@@ -165,8 +165,8 @@ def test_errors_of_limits_survive_being_sent():
 def test_jobs_are_listed_by_pages_with_chosen_fields(live):
     live.fleet.hold(live.service)
     with http.connect(start=False) as client:
-        ids = [row["id"] for row in client.submit_many([{"spec": RUN}] * 25)["jobs"]]
-        pages = list(client.job_pages(fields=("state",), page=10))
+        ids = [row["id"] for row in client.jobs.submit_many([{"spec": RUN}] * 25)["jobs"]]
+        pages = list(client.jobs.list_pages(fields="state", limit=10))
     assert [[row["id"] for row in page] for page in pages] == [ids[15:], ids[5:15], ids[:5]]
     assert pages[0][0] == {"id": ids[15], "state": "PENDING"}
     with live.http as direct:
@@ -196,10 +196,10 @@ def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
 def test_bulk_is_all_or_nothing_and_limited(live):
     with http.connect(start=False) as client:
         with pytest.raises(SpecError) as wrong:
-            client.submit_many([{"spec": RUN}, {"spec": ON_V5P}])
+            client.jobs.submit_many([{"spec": RUN}, {"spec": ON_V5P}])
         assert wrong.value.field == "jobs.1.resources"
         with pytest.raises(SpecError, match="at most 1000 items"):
-            client.submit_many([{"spec": RUN}] * 1001)
+            client.jobs.submit_many([{"spec": RUN}] * 1001)
     assert live.specs == []
 
 

@@ -15,34 +15,34 @@ def client(live):
 
 def test_a_converted_checkpoint_differs_from_its_source(client, checkpoint):
     to_bfloat16 = {"dtype": {"float32": "bfloat16"}, "on_lossy": "allow"}
-    converted = client.checkpoint_tool("convert", {"source": checkpoint, "root": "cpu:converted"} | to_bfloat16)
+    converted = client.checkpoints.convert(checkpoint, "cpu:converted", **to_bfloat16)
     assert converted["converted"] and converted["lossy"]
-    difference = client.checkpoint_tool("diff", {"a": checkpoint, "b": converted["path"]})
+    difference = client.checkpoints.diff(checkpoint, converted["path"])
     assert difference["tensors"] and not difference["same"]
-    assert client.checkpoint_tool("diff", {"a": checkpoint, "b": checkpoint})["same"]
+    assert client.checkpoints.diff(checkpoint, checkpoint)["same"]
 
 
 def test_a_copy_for_another_kind_is_converted(client, checkpoint):
-    result = client.checkpoint_copy({"source": checkpoint, "target": "xla:copied", "to_kind": "tpu:v5e"})
+    result = client.checkpoints.copy(checkpoint, "xla:copied", to_kind="tpu:v5e")
     assert result["conversion"]["path"] == result["target"]
 
 
 def test_an_upload_has_hashes_of_what_was_sent(client):
     upload, data = "0123456789", b"some data"
-    assert client.upload_begin("", upload) == {}
-    client.upload_piece("", upload, "a", 0, data, None)
-    assert client.upload_hashes("", upload, "a", 0)["sha256"] == [hashlib.sha256(data).hexdigest()]
+    assert client.files.begin_upload(upload, "") == {"there": {}}
+    client.files.send_piece(upload, "", "a", hashlib.sha256(data).hexdigest(), data)
+    assert client.files.upload_hashes(upload, "", "a")["sha256"] == [hashlib.sha256(data).hexdigest()]
 
 
 def test_a_lost_node_is_removed(live, client):
     live.fleet.lose(live.service, "xla-0")
-    view = client.node_remove("xla-0")
+    view = client.nodes.remove("xla-0")
     assert (view["node"], view["state"], view["devices"]) == ("xla-0", "removed", [])
-    assert "xla-0" not in [node["node"] for node in client.nodes()]
+    assert "xla-0" not in [node["node"] for node in client.nodes.list()]
 
 
 def test_a_run_that_succeeded_becomes_the_baseline(client, measuring, wait_for):
-    run = client.benchmark_begin({"cases": ["mlp"]}, "")["run"]
-    wait_for(lambda: client.benchmark(run)["state"] == "SUCCEEDED")
-    assert client.benchmark_baseline(run)["baseline"]
-    assert [line["line"] for line in client.benchmark_lines(run)][-1] == "baseline"
+    run = client.benchmarks.start({"cases": ["mlp"]})["run"]
+    wait_for(lambda: client.benchmarks.show(run)["state"] == "SUCCEEDED")
+    assert client.benchmarks.baseline(run)["baseline"]
+    assert [line["line"] for line in client.benchmarks.lines(run)][-1] == "baseline"
