@@ -135,6 +135,10 @@ class Orchestrator:
         """
         return JobHandle(self._client, self._client.jobs.migrate(ref, to)["id"])
 
+    def rename(self, ref: str, name: str) -> JobHandle:
+        """Give a job another name. A job that has ended keeps its own."""
+        return JobHandle(self._client, self._client.jobs.rename(ref, name)["id"])
+
     def drain(self, node: str, *, now: bool = False, reason: str = "") -> KeyValueView:
         """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
         return KeyValueView(self._client.nodes.drain(node, now=now, reason=reason), show_fleet.node_state)

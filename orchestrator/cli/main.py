@@ -31,7 +31,8 @@ app = typer.Typer(
 )
 VERBS: tuple[Callable[..., None], ...] = (
     *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor, top.top),
-    *(submit.submit, run.run, offer.offer, jobs.jobs, jobs.show, logs.logs, jobs.cancel, jobs.migrate, jobs.explain),
+    *(submit.submit, run.run, offer.offer),
+    *(jobs.jobs, jobs.show, logs.logs, jobs.cancel, jobs.migrate, jobs.rename, jobs.explain),
     *(execs.exec_, execs.shell),
     *(validate.validate, render.render, simulate.simulate, schema.schema, completion.completion),
 )

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, cancel, migrate, explain, and read their events, metrics and logs."""
+"""Jobs: submit, list, show, cancel, migrate, rename, explain, and read their events, metrics and logs."""
 
 from typing import Annotated, Any, cast
 
@@ -6,7 +6,7 @@ import anyio.to_thread
 from pydantic import StringConstraints
 
 from cluster.errors import SpecError, UserError, nearest
-from orchestrator.core.controller.messages import MigrateRequested
+from orchestrator.core.controller.messages import MigrateRequested, RenameRequested
 from orchestrator.limits import MAX_BULK_JOBS
 from orchestrator.runtime.jobs.jobs import JobsQuery
 from orchestrator.server.http.hub import Hub
@@ -32,6 +32,9 @@ Before = Annotated[int | None, Arg("continue after the previous page: see `Link`
 Limit = Annotated[int, Arg("maximum number of jobs", min=1, max=10_000)]
 Fields = Annotated[str, Arg("comma-separated fields of each job (default: all)", max_length=1000)]
 Target = Annotated[str, Arg("a pool, a kind such as `tpu:v5e`, or a back end", min_length=1, max_length=200)]
+NewName = Annotated[
+    str, Arg("letters, digits, `-` and `_`, at most 63", pattern="^[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?$")
+]
 Change = Annotated[str, StringConstraints(max_length=200)]
 Changes = Annotated[
     tuple[Change, ...],
@@ -118,6 +121,14 @@ def migrate(hub: Hub, ref: Ref, to: Target) -> JobView:
     job, is_pool = hub.service.jobs_table.find(ref).job.id, to in hub.service.readiness.pools()
     request = MigrateRequested(job, pool=to) if is_pool else MigrateRequested(job, kinds=_kinds(to))
     hub.service.runtime.post_and_wait(request)
+    return show(hub, job)
+
+
+@verb("POST /v1/jobs/{ref}/rename", least=Role.MEMBER)
+def rename(hub: Hub, ref: Ref, name: NewName) -> JobView:
+    """Give a job another name. A job that has ended keeps its own."""
+    job = hub.service.jobs_table.find(ref).job.id
+    hub.service.runtime.post_and_wait(RenameRequested(job, name))
     return show(hub, job)
 
 

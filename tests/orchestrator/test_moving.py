@@ -1,4 +1,4 @@
-"""Nodes are taken out of use and back, jobs are moved: by the client, by the command, and refused with words."""
+"""Nodes are taken out of use and back, jobs are moved and renamed: by client and command, and refused with words."""
 
 from dataclasses import replace
 
@@ -82,3 +82,22 @@ def test_the_command_moves_a_running_job(here, live, talking, wait_for):
     refused = here("migrate", job, "--to", "ipex")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert f"\nerror: job {job} already runs on " in refused.stderr
+
+
+def test_a_job_is_renamed_until_it_ends_and_the_name_outlives_the_server(client, live, here):
+    client.nodes.drain("cpu-0")
+    job = client.jobs.submit(ON_CPU)["id"]
+    assert client.jobs.rename(job, "first", key="k")["name"] == "first"
+    assert here("rename", job, "second").stdout.strip() == f"{job}: second"
+    assert client.jobs.rename(job, "first", key="k")["name"] == "first"  # the stored response
+    assert [row["id"] for row in client.jobs.list(name="second")] == [job] and client.jobs.list(name="hello") == []
+    assert [e["data"]["name"] for e in client.jobs.history(job) if e["event"] == "renamed"] == ["first", "second"]
+    with pytest.raises(UserError, match="name"):
+        client.jobs.rename(job, "no name")
+    client.jobs.cancel(job)
+    with pytest.raises((Conflict, UserError), match="its name is final"):
+        client.jobs.rename(job, "third")
+    live.service.close()
+    again = type(live.service)(live.home)
+    assert again.jobs_table.find("second").job.id == job
+    again.close()

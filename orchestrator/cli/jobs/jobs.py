@@ -1,4 +1,4 @@
-"""Commands for submitted jobs: jobs, show, cancel, migrate, explain, debug story."""
+"""Commands for submitted jobs: jobs, show, cancel, migrate, rename, explain, debug story."""
 
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -120,6 +120,20 @@ def migrate(
             print_message(f"{before['id']}: after a move it {before['continues']}")
         view = client.jobs.migrate(before["id"], to)
     emit(view, output, lambda view: TableStack((f"{view['id']}: {view['state']}",)))
+
+
+def rename(
+    ref: JobArgument,
+    name: Annotated[str, typer.Argument(help="New name", metavar="NAME")],
+    output: Output = Format.TABLE,
+) -> None:
+    """Give a job another name. A job that has ended keeps its own."""
+    from orchestrator.client.client import connect
+    from orchestrator.show.table import TableStack
+
+    with connect(progress=print_message) as client:
+        view = client.jobs.rename(ref, name)
+    emit(view, output, lambda view: TableStack((f"{view['id']}: {view['name']}",)))
 
 
 def explain(

@@ -18,6 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("polyfleet show sweep-1", "polyfleet show sweep-1 -o json"),
     "logs": ("polyfleet logs -f sweep-1", "polyfleet logs sweep-1 --rank 0 --tail 50"),
     "cancel": ("polyfleet cancel sweep-1", "polyfleet cancel 3f2a91c0 -o json"),
+    "rename": ("polyfleet rename sweep-1 baseline",),
     "migrate": ("polyfleet migrate sweep-1 --to tpu:v5e", "polyfleet migrate sweep-1 --to lab"),
     "explain": ("polyfleet explain sweep-1", "polyfleet explain sweep-1 --if '+4 amd:MI300X' --if 'pool tpu down'"),
     "exec": ("polyfleet exec sweep-1 -- nvidia-smi", "polyfleet exec sweep-1 --rank 1 -- tail -n 20 train.log"),

@@ -135,6 +135,16 @@ class Jobs:
         result: JobView = self._link.plain("POST", "/v1/jobs/{ref}/migrate", {"ref": ref}, {"to": to}, key=key)
         return result
 
+    def rename(self, ref: str, name: str, *, key: str = "") -> JobView:
+        """Give a job another name. A job that has ended keeps its own.
+
+        - `ref`: job id, unique id prefix, or job name (the newest of that name)
+        - `name`: letters, digits, `-` and `_`, at most 63
+        - `key`: idempotency key: a repeated call with the same key and arguments counts once
+        """
+        result: JobView = self._link.plain("POST", "/v1/jobs/{ref}/rename", {"ref": ref}, {"name": name}, key=key)
+        return result
+
     def explain(self, ref: str, *, changes: Sequence[str] = ()) -> JobExplanation:
         """Explain where a job can run: for each candidate and group of devices, that it fits or why not. With `if`:
         for the fleet with these changes.

@@ -49,6 +49,14 @@ class MigrateRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RenameRequested:
+    """Request to give an open job another name. Rejected once it has ended."""
+
+    job: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """Request that `node` takes no new jobs. `now`: its attempts also save and move."""
 
@@ -312,6 +320,7 @@ Message = (
     Submitted
     | CancelRequested
     | MigrateRequested
+    | RenameRequested
     | DrainRequested
     | ResumeRequested
     | RemoveRequested

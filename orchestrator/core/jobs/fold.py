@@ -17,11 +17,12 @@
 | unreplicated| no            | step, reason: why there is no copy of it                                              |
 | resumed     | no            | step, source; missed, missed_files, script: sentences (see Record)                    |
 | migrated    | no            | candidates that replace the job's own, reason                                         |
+| renamed     | no            | name                                                                                  |
 | overtaken   | no            | node, seen: the epoch of an attempt there that is newer than all in this log          |
 
 Fencing: an event of an attempt counts only with the job's current epoch, and `placed` only with the next one. Events
-from users (submit, cancel, migrate) are never fenced, nor is `overtaken`, which raises the next epoch. An event that
-does not count is ignored; `ignored_reason` returns the reason.
+from users (submit, cancel, migrate, rename) are never fenced, nor is `overtaken`, which raises the next epoch. An event
+that does not count is ignored; `ignored_reason` returns the reason.
 
 Events of a node, `drained` and `undrained`, have "node/NAME" in place of a job id: see core/controller/nodes.py.
 """
@@ -37,10 +38,12 @@ from orchestrator.core.states import MOVES, TERMINAL, State
 
 WORKING = frozenset({State.STARTING, State.RUNNING})
 RESUMED = ("missed", "missed_files", "script", "source")
-NOTES = frozenset({"released", "checkpoint", "replicated", "unreplicated", "resumed", "migrated", "overtaken"})
+NOTES = frozenset(
+    {"released", "checkpoint", "replicated", "unreplicated", "resumed", "migrated", "renamed", "overtaken"}
+)
 COPY_NOTES = frozenset({"replicated", "unreplicated"})
 """Notes that also count after the job has ended."""
-UNFENCED = frozenset({"cancelled", "migrated", "overtaken"})
+UNFENCED = frozenset({"cancelled", "migrated", "renamed", "overtaken"})
 ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrupted", "released": "released"}
 
 
@@ -206,6 +209,8 @@ def _noted(record: Record, event: Event) -> Record:
     if event.event == "migrated":
         candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])
         return replace(record, job=replace(record.job, candidates=candidates, first_candidate=0))
+    if event.event == "renamed":
+        return replace(record, job=replace(record.job, name=event.data["name"]))
     if event.event == "overtaken":
         floor = max(record.job.floor, int(event.data["seen"]))
         return replace(record, job=replace(record.job, floor=floor, overtaken=True))

@@ -149,6 +149,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Submitted: submitted,
     m.CancelRequested: user_requests.cancel,
     m.MigrateRequested: user_requests.migrate,
+    m.RenameRequested: user_requests.rename,
     m.DrainRequested: node_requests.drain,
     m.ResumeRequested: node_requests.resume,
     m.RemoveRequested: node_requests.remove,

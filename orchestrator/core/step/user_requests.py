@@ -1,4 +1,4 @@
-"""Handle users' requests about open jobs: cancel and migrate. Pure."""
+"""Handle users' requests about open jobs: cancel, migrate and rename. Pure."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from cluster.serialization import to_plain
 from orchestrator.core.attempt import attempt_stops
 from orchestrator.core.controller.commands import Reject
 from orchestrator.core.controller.draft import Draft
-from orchestrator.core.controller.messages import CancelRequested, MigrateRequested
+from orchestrator.core.controller.messages import CancelRequested, MigrateRequested, RenameRequested
 from orchestrator.core.jobs.fold import WORKING, Record
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.plan.options.capacity import FreeCapacity
@@ -55,6 +55,15 @@ def migrate(draft: Draft, message: MigrateRequested) -> None:
     draft.paused_until_s.pop(message.job)
     if not draft.event(message.job, "preempted", record.job.epoch, reason=reason):
         attempt_stops.review(draft, message.job)
+
+
+def rename(draft: Draft, message: RenameRequested) -> None:
+    """Give an open job another name."""
+    record = draft.records.get(message.job)
+    if record is None or record.job.state in TERMINAL:
+        draft.command(Reject(f"job {message.job} has ended: its name is final", "rename jobs before they end"))
+    elif record.job.name != message.name:
+        draft.event(message.job, "renamed", record.job.epoch, name=message.name)
 
 
 def _runs_there(record: Record, message: MigrateRequested) -> str:

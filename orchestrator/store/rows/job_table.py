@@ -51,9 +51,9 @@ BY_IDS_QUERY = select(*RECORD_COLUMNS).where(jobs.c.id.in_(bindparam("ids", expa
 UPDATE_QUERY = (
     jobs.update()
     .where(jobs.c.id == bindparam("of"))
-    .values({name: bindparam(name) for name in ("state", "open", "ended", "seq", "version", "digest", "data")})
+    .values({name: bindparam(name) for name in ("name", "state", "open", "ended", "seq", "version", "digest", "data")})
 )
-FIXED_COLUMNS = ("id", "number", "name", "task", "submitted", "damaged")
+FIXED_COLUMNS = ("id", "number", "task", "submitted", "damaged")
 
 
 @dataclass(frozen=True, slots=True)
