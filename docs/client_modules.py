@@ -212,6 +212,8 @@ def type_text(hint: Any) -> str:
         return " | ".join(map(type_text, inner))
     if origin is Literal:
         return f"Literal[{', '.join(map(_literal, inner))}]"
+    if origin is dict:
+        return f"Mapping[{', '.join(map(type_text, inner))}]"
     if origin in (list, tuple):
         return f"Sequence[{type_text(inner[0])}]"
     if isinstance(hint, type) and issubclass(hint, BaseModel):

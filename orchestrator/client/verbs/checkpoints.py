@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Checkpoints:
         root: str,
         *,
         to_kind: str = "",
-        dtype: dict | None = None,
+        dtype: Mapping[str, str] | None = None,
         on_lossy: Literal["error", "allow"] = "error",
         progress: Bytes | None = None,
         key: str = "",
