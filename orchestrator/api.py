@@ -10,7 +10,7 @@ with Orchestrator.connect() as o:
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.client import client as http
@@ -23,9 +23,7 @@ from orchestrator.show.table import TableStack
 from orchestrator.spec.job_spec import JobSpec, get_schema
 from orchestrator.submission import submission
 from orchestrator.submission.jobs import JobHandle
-
-if TYPE_CHECKING:
-    from orchestrator.views.jobs import JobState
+from orchestrator.views.jobs import JobState
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -114,7 +112,7 @@ class Orchestrator:
         return KeyValueView(submission.offers(self._client, job), show_jobs.offers)
 
     def jobs(
-        self, states: "Sequence[JobState] | None" = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
+        self, states: Sequence[JobState] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
     ) -> TableView:
         """The newest `limit` jobs, the newest last. `since_s`: only jobs submitted since this Unix time in seconds."""
         return TableView(self._client.jobs.list(state=states, limit=limit, name=name, since=since_s), show_jobs.jobs)

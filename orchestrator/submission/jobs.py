@@ -15,10 +15,10 @@ from orchestrator.show.notebook_views import KeyValueView, TableView
 from orchestrator.show.table import TableStack, facts
 from orchestrator.spec import job_spec, job_spec_parts
 from orchestrator.terminal_text import escape_control
+from orchestrator.views.jobs import JobView
 
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
-    from orchestrator.views.jobs import JobView
 
 Data = dict[str, Any]
 
@@ -134,7 +134,7 @@ class JobHandle:
         """Values that the job's code reported last."""
         return KeyValueView(self._client.jobs.show(self.id)["metrics"], facts)
 
-    def wait(self, timeout_s: float | None = None, on_update: "Callable[[JobView], None] | None" = None) -> "JobHandle":
+    def wait(self, timeout_s: float | None = None, on_update: Callable[[JobView], None] | None = None) -> "JobHandle":
         """Wait until the job has ended, successfully or not. Each view until then is passed to `on_update`. Raises
         FleetError after `timeout_s`; the job keeps running.
         """
