@@ -118,7 +118,7 @@ def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(hom
     server = daemon.start_server(home, 0)
     token = tokens.read(home / "token")
     with http.connect(home, start=False) as cli, http.Client(server.url, token) as by_port:
-        assert cli.jobs() == by_port.jobs() == []
+        assert cli.jobs.list() == by_port.jobs.list() == []
         killed(server, wait_until)
         thief = rogue(NOBODY, server.port, home / "server.sock")
         assert thief.stdout is not None
@@ -126,7 +126,7 @@ def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(hom
         with pytest.raises(FleetError, match="cannot be reached"):
             cli.wait("hello")
         with pytest.raises(FleetError, match="belongs to another user; nothing was sent"):
-            by_port.jobs()
+            by_port.jobs.list()
     assert said(thief) == "came\n"
 
 
@@ -136,13 +136,13 @@ def test_who_listens_on_the_port_without_knowing_the_token_is_not_sent_it(home, 
     server = daemon.start_server(home, 0)
     token = tokens.read(home / "token")
     with http.Client(server.url, token) as by_port:
-        assert by_port.jobs() == []
+        assert by_port.jobs.list() == []
         killed(server, wait_until)
         thief = rogue(0, server.port, home / "elsewhere.sock")
         assert thief.stdout is not None
         assert thief.stdout.readline() == "took both\n"
         with pytest.raises(FleetError, match="did not respond in time"):
-            by_port.jobs()
+            by_port.jobs.list()
     heard = said(thief)
     assert "GET /healthz?challenge=" in heard
     assert token not in heard and "uthorization" not in heard
@@ -185,11 +185,11 @@ def test_a_new_server_has_a_new_token_and_clients_of_the_old_one_go_on(home):
     daemon.start_server(home)
     old = tokens.read(home / "token")
     with http.connect(home, start=False) as first, http.connect(home, start=False) as second:
-        assert first.jobs() == second.jobs() == []
+        assert first.jobs.list() == second.jobs.list() == []
         daemon.stop_server(home)
         server = daemon.start_server(home, 0)
         assert tokens.read(home / "token") != old
-        assert first.jobs() == second.jobs() == []
+        assert first.jobs.list() == second.jobs.list() == []
     answer = httpx.get(f"{server.url}/v1/jobs", headers={"Authorization": f"Bearer {old}"}, trust_env=False)
     assert answer.status_code == 401
 
@@ -236,7 +236,7 @@ def test_hundreds_of_idle_connections_leave_the_client_its_place(home, wait_unti
             held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         assert client.jobs.list() == []
         with http.Client(server.url, tokens.read(home / "token")) as late:
-            assert late.jobs() == []
+            assert late.jobs.list() == []
         wait_until(lambda: len(psutil.Process(server.pid).net_connections("tcp")) <= MAX_UNAUTHENTICATED + 2)
 
 

@@ -153,6 +153,7 @@ def ray_is_stuck(world: Scenario) -> None:
 ACTIONS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (
     (20.0, migrate),
     (21.0, lambda world: world.cancel("cancelled")),
+    (23.0, lambda world: world.server.receive(m.RenameRequested("long", "longer"))),
     (25.0, lambda world: world.server.receive(m.DrainRequested("cpu-0", "service", now=True))),
     (30.0, lambda world: world.server.receive(m.ResumeRequested("cpu-0"))),
     (31.0, lambda world: world.server.receive(m.ResumeRequested("cpu-9"))),
