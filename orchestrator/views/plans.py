@@ -102,7 +102,7 @@ class MeasuredView(TypedDict):
     """What was counted, such as samples."""
     run: str
     """The benchmark run that measured it."""
-    measured_at: str
+    measured_at: str | None
     """ISO 8601 in UTC."""
     joules_per_item: float
     """0 if the device has no energy counter."""

@@ -103,7 +103,7 @@ def test_numbers_that_json_has_not_are_words(live):
     live.ran(RUN)  # its events are durable after the report
     with live.http as client:
         (told,) = json.loads(client.get(f"/v1/jobs/{job['id']}/reports").content, parse_constant=pytest.fail)
-    assert (told["seq"], told["step"], told["loss"]) == (1, 1, "NaN")
+    assert (told["seq"], told["step"], told["metrics"]) == (1, 1, {"loss": "NaN"})
 
 
 def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
