@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Jobs": (
-        *("submit", "run", "offer", "jobs", "show", "logs", "cancel", "migrate", "explain"),
+        *("submit", "run", "offer", "jobs", "show", "logs", "cancel", "migrate", "rename", "explain"),
         *("exec", "shell", "files"),
     ),
     "Fleet": ("up", "down", "status", "inventory", "backends", "doctor", "top", "node", "hosts", "env", "render"),

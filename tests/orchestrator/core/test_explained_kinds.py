@@ -5,6 +5,7 @@ import pytest
 from cluster.catalogue import models, vendors
 from cluster.serialization import to_plain
 from orchestrator.core.explanation.explain import explain, impossible_reason
+from orchestrator.services.views import placement_view
 from orchestrator.show.jobs import plan as shown
 from orchestrator.spec.job_spec import JobSpec
 
@@ -34,7 +35,7 @@ def test_explain_prints_each_kind_that_a_job_asks_for_as_inventory_does(w, kinds
         for printed in candidate.kinds:  # apple:M1 is also a family
             assert set(job_for(f"{printed}:1").candidates[0].kinds) <= set(candidate.kinds), "it can be typed"
         assert candidate.refused["xla-0/tpu:emulated"].endswith(f"job accepts {', '.join(candidate.kinds)}"), kind
-        printed = shown(to_plain(explained)).html()
+        printed = shown(placement_view(to_plain(explained))).html()
         assert f"1 × {' or '.join(candidate.kinds)}" in printed and f"a/{kind}" in printed
 
 
