@@ -193,7 +193,8 @@ def _emit_summary(lines: list[dict[str, Any]], output: Format) -> None:
     from orchestrator.show.benchmark import report as show_report
 
     summary = summarize(lines)
-    emit(summary, output, show_report)
+    # Scripts read `cells`, the former name of `results`, which version 0.2.0 removes: decision 0010.
+    emit(summary | {"cells": summary["results"]} if output is Format.JSON else summary, output, show_report)
     if summary["lost"] or any(result["status"] in PROBLEMS for result in summary["results"]):
         raise typer.Exit(PROBLEM_EXIT_CODE)
 

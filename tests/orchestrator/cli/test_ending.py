@@ -135,6 +135,7 @@ def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path, measur
     assert "0.50× ▼" in lines[1]
     told = json.loads(here("benchmark", "run", "mlp", "-o", "json").stdout)
     assert told["results"][1]["versus"]["verdict"] == "SLOWER"
+    assert told["cells"] == told["results"], "the former name, until version 0.2.0"
     detached = here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout
     assert re.fullmatch("bench-[0-9a-f]{12}\n", detached)
     assert here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout == detached
