@@ -3,9 +3,10 @@ there is stale.
 
     python docs/generate.py [--check] [--into FOLDER]
 
-cli.md from Typer, rest.md from FastAPI's OpenAPI, actions.md from the declared verbs, states.md and failures.md from
-the tables of states and of kinds of failure, metrics.md from the table of metrics, spec.md from the JSON Schemas,
-config.md from PolyfleetConfig. The client's modules are from the declared verbs, too: client_modules.py.
+cli.md from Typer, rest.md from FastAPI's OpenAPI, actions.md from the declared verbs, python.md from the methods of
+Orchestrator (python_calls.py), states.md and failures.md from the tables of states and of kinds of failure, metrics.md
+from the table of metrics, spec.md from the JSON Schemas, config.md from PolyfleetConfig. The client's modules are from
+the declared verbs, too: client_modules.py.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
 import client_modules
+import python_calls
 import typer.main
 from pydantic_core import PydanticUndefined
 
@@ -267,6 +269,26 @@ def action(declared: Verb) -> tuple[str, ...]:
     )
 
 
+def python() -> Iterator[str]:
+    yield from ("# Python", "", MADE, "")
+    yield from (
+        "`o` is an `Orchestrator`, `job` the handle that `o.jobs.submit` and `o.jobs.get` return: "
+        "[guide](../guides/python.md). A row has the command, the method and the route that do the same; some methods "
+        "send several requests. Slow methods also take `progress`, a function that is called with how far they are.",
+        "",
+        "`o.submit`, `o.job` and `o.inventory` are short for `o.jobs.submit`, `o.jobs.get` and `o.nodes.list`.",
+        "",
+    )
+    yield from table(("command", "Python", "REST"), map(python_call, python_calls.calls()))
+    words = ", ".join(f"`{words}`" for words in python_calls.commands_without_call())
+    yield f"On the command line only: {words}."
+
+
+def python_call(call: python_calls.PythonCall) -> tuple[str, ...]:
+    route = call.verb and f"`{call.verb.method} {call.verb.path}`"
+    return call.words and f"`{call.words}`", f"`{call.text}`", route or ""
+
+
 def states() -> Iterator[str]:
     yield from ("# States of a job", "", MADE, "")
     yield from table(("state", "means"), ((f"`{s}`", MEANING[s]) for s in State))
@@ -421,6 +443,7 @@ PAGES = {
     "config.md": configuration,
     "rest.md": rest,
     "actions.md": actions,
+    "python.md": python,
     "states.md": states,
     "failures.md": failures,
     "metrics.md": metrics,

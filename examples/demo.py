@@ -96,15 +96,17 @@ def run(folder: str, case_s: float) -> None:
             recover(o, folder, second)
         with step("benchmark", "6. Compare the pools"):
             benchmark(o, folder, case_s)
-        summary["jobs"] = [{k: job[k] for k in ("id", "task", "state", "kind", "pool", "attempt")} for job in o.jobs()]
-        console.print(o.jobs())
+        summary["jobs"] = [
+            {k: job[k] for k in ("id", "task", "state", "kind", "pool", "attempt")} for job in o.jobs.list()
+        ]
+        console.print(o.jobs.list())
     finally:
         with step("down", "7. Take it down: nothing of it stays"):
             o.down(say)
 
 
 def inventory(o: Any) -> None:
-    fleet, nodes = o.fleet(), o.inventory()
+    fleet, nodes = o.fleet.show(), o.inventory()
     console.print(fleet)
     console.print(nodes)
     summary["pools"] = [pool["pool"] for pool in fleet["pools"]]
@@ -131,7 +133,7 @@ def train(o: Any, folder: str, name: str, pool: str, steps: int, **more: Any) ->
 
 
 def kind_of(o: Any, pool: str) -> str:
-    return next(p["kinds"][0] for p in o.fleet()["pools"] if p["pool"] == pool)
+    return next(p["kinds"][0] for p in o.fleet.show()["pools"] if p["pool"] == pool)
 
 
 def losses(job: Any) -> dict[int, float]:
@@ -214,12 +216,12 @@ def wait_for(true: Any, timeout_s: float = 120) -> None:
 
 
 def benchmark(o: Any, folder: str, case_s: float) -> None:
-    compared = o.benchmark(
+    compared = o.benchmarks.run(
         entry="model.py:make_model",
         sample_input="model.py:sample_input",
         working_dir=folder,
         batch_size=64,
-        pools=[pool["pool"] for pool in o.fleet()["pools"]],
+        pools=[pool["pool"] for pool in o.fleet.show()["pools"]],
         case_s=case_s,
         progress=say,
     )

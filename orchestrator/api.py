@@ -1,4 +1,4 @@
-"""Python interface of Polyfleet: most commands of the CLI. docs/guides/python.md lists them.
+"""Python interface of Polyfleet: most commands of the CLI, by noun. docs/reference/python.md lists them.
 
 from orchestrator import Orchestrator, TrainJob
 
@@ -7,23 +7,24 @@ with Orchestrator.connect() as o:
     print(job.wait().logs())
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.client import client as http
-from orchestrator.client.inventory import backend_rows
-from orchestrator.show import benchmark as show_benchmark
+from orchestrator.python_api.benchmarks import Benchmarks
+from orchestrator.python_api.checkpoints import Checkpoints
+from orchestrator.python_api.fleet import Fleet
+from orchestrator.python_api.jobs import Jobs
+from orchestrator.python_api.nodes import Nodes
+from orchestrator.python_api.server import Server
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
 from orchestrator.show.notebook_views import KeyValueView, TableView, schema_fields
 from orchestrator.show.table import TableStack
 from orchestrator.spec.job_spec import JobSpec, get_schema
-from orchestrator.submission import submission
 from orchestrator.submission.jobs import JobHandle
-from orchestrator.views.jobs import JobState
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -34,11 +35,19 @@ def _quiet(message: str) -> None:
 
 
 class Orchestrator:
-    """A connection to the server of this home. Results are plain lists and dicts that a notebook shows as tables."""
+    """A connection to the server of this home. Most methods belong to its nouns, such as `o.jobs`.
+
+    Results are plain lists and dicts that a notebook shows as tables.
+    """
 
     def __init__(self, client: http.Client):
         self._client = client
+        self.jobs = Jobs(client)
+        self.nodes = Nodes(client)
+        self.fleet = Fleet(client)
         self.checkpoints = Checkpoints(client)
+        self.benchmarks = Benchmarks(client)
+        self.server = Server(client)
 
     @classmethod
     def connect(
@@ -77,106 +86,17 @@ class Orchestrator:
     def close(self) -> None:
         self._client.close()
 
-    def fleet(self) -> KeyValueView:
-        """Pools with their kinds, nodes and devices."""
-        return KeyValueView(self._client.fleet.show(), show_fleet.fleet)
-
-    def inventory(self) -> TableView:
-        """Every node with its devices."""
-        return TableView(self._client.nodes.list(), show_fleet.devices)
-
-    def backends(self) -> TableView:
-        """Every back end: the fleet's devices for it, or why there are none."""
-        return TableView(backend_rows(self._client.nodes.list()), show_fleet.backends)
-
-    def doctor(self) -> TableView:
-        """Problems of the fleet, each with its remedy."""
-        return TableView(self._client.fleet.doctor(), show_fleet.findings)
-
     def submit(self, job: JobSpec | Data, *, key: str = "") -> JobHandle:
-        """Submit a job; it is stored durably before this returns. Repeating a call with the same `key` returns the same
-        job. A relative working_dir starts at the current folder.
-        """
-        return JobHandle(self._client, submission.submit(self._client, job, key)["id"])
-
-    def submit_many(self, jobs: Sequence[JobSpec | Data], *, key: str = "") -> list[JobHandle]:
-        """Submit all jobs or none, at most 1,000. A working folder that several jobs share is sent once."""
-        return [JobHandle(self._client, job_id) for job_id in submission.submit_many(self._client, jobs, key)]
-
-    def plan(self, job: JobSpec | Data) -> KeyValueView:
-        """Describe what the scheduler would do with `job` now, without submitting it."""
-        return KeyValueView(submission.plan(self._client, job), show_jobs.plan)
-
-    def offer(self, job: JobSpec | Data) -> KeyValueView:
-        """List where `job` could run now, with wait, speed and price, best first, without submitting it."""
-        return KeyValueView(submission.offers(self._client, job), show_jobs.offers)
-
-    def jobs(
-        self, states: Sequence[JobState] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
-    ) -> TableView:
-        """The newest `limit` jobs, the newest last. `since_s`: only jobs submitted since this Unix time in seconds."""
-        return TableView(self._client.jobs.list(state=states, limit=limit, name=name, since=since_s), show_jobs.jobs)
+        """Submit a job, as `o.jobs.submit`."""
+        return self.jobs.submit(job, key=key)
 
     def job(self, ref: str) -> JobHandle:
         """Return a job by its id, a unique prefix of the id, or its name (the newest job with that name)."""
-        return JobHandle(self._client, self._client.jobs.show(ref)["id"])
+        return self.jobs.get(ref)
 
-    def explain(self, ref: str, *changes: str) -> KeyValueView:
-        return self.job(ref).explain(*changes)
-
-    def cancel(self, ref: str) -> JobHandle:
-        return self.job(ref).cancel()
-
-    def migrate(self, ref: str, to: str) -> JobHandle:
-        """Move a job to a pool, a kind or a back end. It saves, stops and continues there from its newest checkpoint,
-        or starts again if it has none; `view["continues"]` says which.
-        """
-        return JobHandle(self._client, self._client.jobs.migrate(ref, to)["id"])
-
-    def rename(self, ref: str, name: str) -> JobHandle:
-        """Give a job another name. A job that has ended keeps its own."""
-        return JobHandle(self._client, self._client.jobs.rename(ref, name)["id"])
-
-    def drain(self, node: str, *, now: bool = False, reason: str = "") -> KeyValueView:
-        """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
-        return KeyValueView(self._client.nodes.drain(node, now=now, reason=reason), show_fleet.node_state)
-
-    def resume(self, node: str) -> KeyValueView:
-        """Place jobs on a node again."""
-        return KeyValueView(self._client.nodes.resume(node), show_fleet.node_state)
-
-    def benchmark(
-        self,
-        *cases: str,
-        entry: str = "",
-        working_dir: str = "",
-        progress: Progress = _quiet,
-        **options: Any,
-    ) -> KeyValueView:
-        """Measure cases, or the model that `entry` creates, on one device of every kind, and wait for the results.
-
-        `options` are fields of orchestrator.benchmark.suite.BenchmarkRequest: pools, kinds, precisions, levels,
-        rounds, …. Interrupting this call does not stop the run; `o.cancel_benchmark(run)` does.
-        """
-        from orchestrator.submission import benchmark_client as run_client
-
-        request = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
-        run = run_client.start_run(self._client, request, working_dir)["run"]
-        run_client.wait_for_run(self._client, run, progress)
-        return self.benchmark_report(run)
-
-    def benchmark_report(self, run: str = "latest") -> KeyValueView:
-        """Results of a run as a table; the object itself contains the numbers as plain data."""
-        from orchestrator.benchmark.results import summarize
-        from orchestrator.submission.benchmark_client import fetch_lines
-
-        return KeyValueView(summarize(fetch_lines(self._client, run)), show_benchmark.report)
-
-    def benchmark_runs(self) -> TableView:
-        return TableView(self._client.benchmarks.list(), show_benchmark.runs)
-
-    def cancel_benchmark(self, run: str) -> KeyValueView:
-        return KeyValueView(self._client.benchmarks.cancel(run), show_benchmark.view)
+    def inventory(self) -> TableView:
+        """Every node with its devices, as `o.nodes.list`."""
+        return self.nodes.list()
 
     def schema(self, kind: str) -> KeyValueView:
         """JSON Schema of a `job` or a `fleet` file. Printed, it is a table of the file's fields."""
@@ -186,7 +106,7 @@ class Orchestrator:
         return f"<Orchestrator at {self._client.url}>"
 
     def __rich__(self) -> TableStack:
-        return TableStack((show_fleet.fleet(self.fleet()), "", show_jobs.jobs(self.jobs(limit=10))))
+        return TableStack((show_fleet.fleet(self.fleet.show()), "", show_jobs.jobs(self.jobs.list(limit=10))))
 
     def _repr_html_(self) -> str:
         return self.__rich__().html()

@@ -28,7 +28,7 @@ def job() -> dict[str, float]:
 
 
 def inventory() -> dict[str, float]:
-    return {"rest": timed(client.nodes.list), "python": timed(orchestrator.client.inventory)}
+    return {"rest": timed(client.nodes.list), "python": timed(orchestrator.inventory)}
 
 
 def timed(call: Any) -> float:

@@ -70,7 +70,7 @@ def holders(fleet: Orchestrator) -> set[str]:
 def is_named(fleet: Orchestrator, job: JobHandle) -> bool:
     """By a finding; or it ended by itself, with a failure that says why."""
     view = job.view
-    by_doctor = any(job.id in f"{finding}" for finding in fleet.doctor())
+    by_doctor = any(job.id in f"{finding}" for finding in fleet.fleet.doctor())
     return by_doctor or (view["state"] == "FAILED" and bool(view["failure"]["message"]))
 
 

@@ -108,7 +108,7 @@ class Fleet:
 
     def held_nodes_started(self) -> None:
         """A node that was lost in case after case is not started any more by itself: `doctor` says how it is."""
-        if any("run `polyfleet up` to start it now" in told["message"] for told in self.o.doctor()):
+        if any("run `polyfleet up` to start it now" in told["message"] for told in self.o.fleet.doctor()):
             Orchestrator.up(self.file).close()
 
     def resume_nodes(self) -> None:
@@ -280,7 +280,7 @@ class Case:
         for job, state in self.expected.items():
             view = until(lambda job=job: self._ended(job))
             assert view["state"] == state, (view["reason"], view["failure"], view["attempts"])
-        kept = {job["id"] for job in self.fleet.o.jobs(limit=1000)}
+        kept = {job["id"] for job in self.fleet.o.jobs.list(limit=1000)}
         assert self.expected.keys() <= kept
         for training in self.trainings:
             self._attempts_follow_each_other(training)
@@ -315,7 +315,7 @@ class Case:
         self.fleet.resume_nodes()
         until(lambda: {n["state"] for n in o.inventory()} == {"ready"})
         until(lambda: not [d for n in o.inventory() for d in n["devices"] if d["allocated_to"]])
-        until(lambda: not [f for f in o.doctor() if f["level"] != "info" and f["subject"] in SUBJECTS])
+        until(lambda: not [f for f in o.fleet.doctor() if f["level"] != "info" and f["subject"] in SUBJECTS])
         for probe in [self.run("true", resources={"node": node}) for node in NODES]:
             view = until(lambda probe=probe: self._ended(probe))
             assert view["state"] == "SUCCEEDED", (view["reason"], view["failure"], view["attempts"])
@@ -384,6 +384,6 @@ def _clear(now: Case) -> None:
     try:
         o = now.fleet.reconnected()
         for job in now.expected:
-            o.cancel(job)
+            o.jobs.cancel(job)
     except PolyfleetError:
         traceback.print_exc()

@@ -110,7 +110,7 @@ def test_a_node_whose_agent_dies_again_and_again_takes_no_jobs_until_it_is_resum
             time.sleep(5)
         now.took("quarantined_s", time.monotonic() - now.at_s)
         waits = now.run("true", resources={"node": "right-0"})
-        reason = until(lambda: "takes no jobs" in (text := json.dumps(now.fleet.o.explain(waits))) and text)
+        reason = until(lambda: "takes no jobs" in (text := json.dumps(now.fleet.o.jobs.explain(waits))) and text)
         assert "its agent ended" in reason and "polyfleet node resume right-0" in reason
         assert len(now.view(training.id)["attempts"]) <= 3
         now.end.touch()

@@ -117,7 +117,7 @@ def test_a_server_that_is_killed_is_back_within_seconds_whatever_its_history(cas
         now.inject(server.kill)
         until(lambda: fleet_processes.ended(server))
         daemon.start_server(fleet.home)  # as an init system does
-        fleet.reconnected().jobs()
+        fleet.reconnected().jobs.list()
         now.took("back_s", time.monotonic() - now.at_s)
         now.told(gang)
         now.run("true", resources={"node": "left-0"})

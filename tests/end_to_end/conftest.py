@@ -85,12 +85,12 @@ def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator
         wait(lambda: {(node["state"], bool(leased(node))) for node in o.inventory()} == {("ready", False)})
         yield o
     with Orchestrator.connect() as o:
-        for job in o.jobs(ALIVE):
-            o.cancel(job["id"])
+        for job in o.jobs.list(ALIVE):
+            o.jobs.cancel(job["id"])
         with client.connect() as asked:
             for node in asked.nodes.list():  # one that tests have killed three times is quarantined
                 asked.nodes.resume(node["node"])
-        wait(lambda: not o.jobs(ALIVE))
+        wait(lambda: not o.jobs.list(ALIVE))
 
 
 def leased(node: dict[str, Any]) -> list[str]:

@@ -81,7 +81,7 @@ def test_two_fleets_of_one_cluster_do_not_touch_each_other(
             assert [n["state"] for n in second.inventory()] == ["ready"]
             waiting = second.submit(RunJob(command="echo here"))
             until(lambda: "another program of this Ray cluster use" in json.dumps(waiting.view))
-            assert not [f for f in second.doctor() if f["subject"] in ("store", "allocation")]
+            assert not [f for f in second.fleet.doctor() if f["subject"] in ("store", "allocation")]
             assert (running.state, running.view["attempt"]) == ("RUNNING", 1)
             running.cancel()
             assert str(waiting.wait(180).logs()) == "here"
@@ -89,5 +89,5 @@ def test_two_fleets_of_one_cluster_do_not_touch_each_other(
         home("first")
         again = first.submit(RunJob(command="echo still here"))
         assert str(again.wait(180).logs()) == "still here"
-        assert not [f for f in first.doctor() if f["subject"] in ("store", "allocation")]
+        assert not [f for f in first.fleet.doctor() if f["subject"] in ("store", "allocation")]
         first.down()

@@ -143,7 +143,7 @@ def test_a_node_is_started_for_a_job_that_waits_where_one_can_be_had_and_is_give
             o.submit(RunJob(command="sleep 300"))
             until(lambda: asked_for(address, token) == ["grown"])
             with Orchestrator.up(address=address):
-                pools = [pool["pool"] for pool in o.fleet()["pools"]]
+                pools = [pool["pool"] for pool in o.fleet.show()["pools"]]
             assert pools == ["grown", "sold-out"], "without its file, it grows as before"
         finally:
             o.down()

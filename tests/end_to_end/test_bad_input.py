@@ -181,9 +181,9 @@ def refused(done: subprocess.CompletedProcess[str], code: int, sentence: str) ->
 def test_a_mistake_is_told_in_one_sentence_and_leaves_nothing(
     whole_fleet: Orchestrator, home: Path, typed: Cli, words: tuple[str, ...], code: int, sentence: str
 ):
-    before = ([job["id"] for job in whole_fleet.jobs()], sorted((home / "packages").iterdir()))
+    before = ([job["id"] for job in whole_fleet.jobs.list()], sorted((home / "packages").iterdir()))
     refused(typed(*words), code, sentence)
-    assert ([job["id"] for job in whole_fleet.jobs()], sorted((home / "packages").iterdir())) == before
+    assert ([job["id"] for job in whole_fleet.jobs.list()], sorted((home / "packages").iterdir())) == before
 
 
 def test_what_only_the_pool_can_tell_fails_the_job_with_the_same_clearness(whole_fleet: Orchestrator, polyfleet: Cli):
@@ -335,7 +335,7 @@ def test_twenty_users_at_once_get_twenty_jobs(whole_fleet: Orchestrator):
     ids=" ".join,
 )
 def test_json_stands_alone_on_stdout(whole_fleet: Orchestrator, typed: Cli, words: tuple[str, ...]):
-    if words[-1] == "json" and not [job for job in whole_fleet.jobs() if job["name"] == "json"]:
+    if words[-1] == "json" and not [job for job in whole_fleet.jobs.list() if job["name"] == "json"]:
         whole_fleet.submit(RunJob(name="json", command="true"))
     at = words.index("--") if "--" in words else len(words)
     done = typed(*words[:at], "-o", "json", *words[at:])

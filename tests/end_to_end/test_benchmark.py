@@ -58,19 +58,21 @@ def test_two_nodes_are_measured_in_turns_while_each_is_held_whole(fleet: Orchest
     ]
     turns = sorted((b["at"], line["target"]) for line in lines if line["line"] == "result" for b in line["blocks"])
     assert len({column for _, column in turns[:6]}) == 3  # interleaved: nobody had all its rounds first
-    assert {job["state"] for job in fleet.jobs() if job["name"].startswith(told["run"])} == {"SUCCEEDED"}
+    assert {job["state"] for job in fleet.jobs.list() if job["name"].startswith(told["run"])} == {"SUCCEEDED"}
 
 
 def test_a_model_of_the_user_is_measured_and_its_faults_are_told(fleet: Orchestrator, folder: str):
-    good = fleet.benchmark(
+    good = fleet.benchmarks.run(
         entry="m.py:make", working_dir=folder, batch_size=4, pools=["right"], max_rounds=9, case_s=0.1
     )
     assert {c["status"] for c in good["results"]} == {"measured"} and good["results"][0]["items"] == 4
-    dead = fleet.benchmark(
+    dead = fleet.benchmarks.run(
         entry="m.py:dies", working_dir=folder, pools=["right"], max_rounds=9, case_s=0.1, train=False
     )
     assert dead["results"][0]["status"] == "failed" and "exit code 9" in dead["results"][0]["reason"]
-    nan = fleet.benchmark(entry="m.py:nan", working_dir=folder, pools=["right"], max_rounds=9, case_s=0.1, train=False)
+    nan = fleet.benchmarks.run(
+        entry="m.py:nan", working_dir=folder, pools=["right"], max_rounds=9, case_s=0.1, train=False
+    )
     assert (nan["results"][0]["status"], "no value is finite" in nan["results"][0]["reason"]) == ("wrong", True)
 
 
@@ -102,18 +104,18 @@ def begun(cli, *words: str) -> str:
 
 
 def progress(fleet: Orchestrator, run: str) -> dict[str, Any]:
-    return next(view for view in fleet.benchmark_runs() if view["run"] == run)
+    return next(view for view in fleet.benchmarks.list() if view["run"] == run)
 
 
 def test_a_killed_session_costs_its_cell_and_the_run_goes_on(fleet: Orchestrator, cli, until, processes_of):
     run = begun(cli, "softmax", "gpt2/forward", "--pools", "right", "--case-seconds", "4", "--max-rounds", "500")
     until(lambda: progress(fleet, run)["progress"].get("round", 0) >= 2)
-    [job] = [job["id"] for job in fleet.jobs() if job["name"].startswith(run)]
+    [job] = [job["id"] for job in fleet.jobs.list() if job["name"].startswith(run)]
     for process in processes_of(job):
         if "workers.tasks.rank_main" in " ".join(process.cmdline()):
             process.kill()
     until(lambda: progress(fleet, run)["state"] == "SUCCEEDED")
-    told = cells(fleet.benchmark_report(run))
+    told = cells(fleet.benchmarks.report(run))
     assert told["softmax/256x4096@cpu"]["status"] == "failed"
     assert "SIGKILL" in told["softmax/256x4096@cpu"]["reason"]
     assert {c["status"] for name, c in told.items() if name.startswith("gpt2")} == {"measured"}
@@ -130,7 +132,7 @@ def test_a_lost_node_is_a_lost_column_and_the_others_go_on(unrepaired: Orchestra
         with suppress(psutil.NoSuchProcess):
             process.kill()
     until(lambda: progress(unrepaired, run)["state"] == "SUCCEEDED")
-    told = cells(unrepaired.benchmark_report(run))
+    told = cells(unrepaired.benchmarks.report(run))
     assert {told[f"{case}@cpu@left-1"]["status"] for case in ("softmax/256x4096", "rmsnorm/256x4096")} == {"lost"}
     assert {told[f"{case}@cpu@left-0"]["status"] for case in ("softmax/256x4096", "rmsnorm/256x4096")} == {"measured"}
 
@@ -143,7 +145,7 @@ def test_a_run_goes_on_after_its_server_was_killed(fleet: Orchestrator, cli, unt
     server.wait(10)
     with Orchestrator.connect() as again:
         until(lambda: progress(again, run)["state"] == "SUCCEEDED")
-        report = again.benchmark_report(run)
+        report = again.benchmarks.report(run)
     assert [c["status"] for c in report["results"]] == ["measured"] * 3
     lines = [json.loads(line) for line in cli("benchmark", "report", run, "--format", "jsonl").stdout.splitlines()]
     assert [line["case"] for line in lines if line["line"] == "case"].count("softmax/256x4096") == 1
@@ -159,4 +161,4 @@ def test_a_run_waits_its_turn_and_cancelling_it_lets_go_of_its_nodes(fleet: Orch
     until(lambda: progress(fleet, run)["state"] == "RUNNING")
     cancelled = json.loads(cli("benchmark", "cancel", run, "-o", "json").stdout)
     assert (cancelled["state"], cancelled["reason"]) == ("CANCELLED", "cancelled by the user")
-    until(lambda: all(j["state"] == "CANCELLED" for j in fleet.jobs() if j["name"].startswith(run)))
+    until(lambda: all(j["state"] == "CANCELLED" for j in fleet.jobs.list() if j["name"].startswith(run)))

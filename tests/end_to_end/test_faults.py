@@ -39,7 +39,7 @@ def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
         assert [a["pool"] for a in view["attempts"]] == ["right", "left"]
         assert returned["first"] == view["resumed_step"] >= 5
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
-    assert ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()}
+    assert ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.fleet.doctor()}
     assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait(180).state == "SUCCEEDED"
 
 
@@ -50,7 +50,7 @@ def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_f
     until(lambda: running.state == "RUNNING")
     state_server().suspend()
     try:
-        until(lambda: any("list its nodes for" in f["message"] for f in fleet.doctor()))
+        until(lambda: any("list its nodes for" in f["message"] for f in fleet.fleet.doctor()))
         waiting = fleet.submit(RunJob(command="true", resources={"pool": "left"}))
         until(lambda: "has not answered" in waiting.view["reason"])
         with client.connect() as asked:
@@ -62,7 +62,7 @@ def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_f
     finally:
         state_server().resume()
     assert waiting.wait(180).state == "SUCCEEDED" and waiting.view["interruptions"] == 0, waiting.view["attempts"]
-    until(lambda: not [f for f in fleet.doctor() if f["subject"] in ("head", "ray")])
+    until(lambda: not [f for f in fleet.fleet.doctor() if f["subject"] in ("head", "ray")])
 
 
 def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator, until, agent_of):
@@ -71,7 +71,7 @@ def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator
     until(lambda: job.state == "RUNNING")
     agent_of("right-0").suspend()
     assert job.wait(180).state == "SUCCEEDED" and job.view["attempt"] == 1
-    assert any("agent of right-0 did not answer" in f["message"] for f in fleet.doctor())
+    assert any("agent of right-0 did not answer" in f["message"] for f in fleet.fleet.doctor())
 
 
 def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
@@ -85,7 +85,7 @@ def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
     for file in home.glob("polyfleet.db*"):
         file.rename(kept / file.name)
     with Orchestrator.connect() as emptied:
-        told = until(lambda: [f for f in emptied.doctor() if f["subject"] == "store" and f["level"] == "error"])
+        told = until(lambda: [f for f in emptied.fleet.doctor() if f["subject"] == "store" and f["level"] == "error"])
         assert "was replaced or emptied: 1 attempt of a job that it does not contain is running" in told[0]["message"]
         assert f"{job.id}.1.0 on right-0" in told[0]["message"]
         assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
@@ -97,7 +97,7 @@ def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
         file.replace(home / file.name)
     with Orchestrator.connect() as restored:
         assert restored.job(job.id).state == "RUNNING"
-        assert not [f for f in restored.doctor() if f["level"] == "error"]
+        assert not [f for f in restored.fleet.doctor() if f["level"] == "error"]
 
 
 def test_two_at_once_bring_up_one_fleet(fleet: Orchestrator, fleet_file: Path, cli):

@@ -97,8 +97,8 @@ def fleet(shared_fleet: Orchestrator) -> Iterator[Orchestrator]:
         yield o
     if fleet_record.read() is not None:
         with Orchestrator.connect() as o:
-            for job in o.jobs(["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]):
-                o.cancel(job["id"])
+            for job in o.jobs.list(["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]):
+                o.jobs.cancel(job["id"])
 
 
 class Training:
@@ -155,7 +155,7 @@ def test_the_fleet_has_the_devices_of_both_environments(fleet: Orchestrator, emu
 def test_a_command_runs_in_the_pool_it_names_and_its_exit_code_comes_back(fleet: Orchestrator, cli: Cli):
     done = cli("submit", "--wait", "--pool", "other", "--", "sh", "-c", "echo it is $WHICH; exit 3")
     assert done.returncode == 1 and "exit code 3" in done.stdout + done.stderr, done
-    [job] = [job for job in fleet.jobs() if job["state"] == "FAILED"]
+    [job] = [job for job in fleet.jobs.list() if job["state"] == "FAILED"]
     assert "it is second" in cli("logs", job["id"]).stdout
     assert cli("submit", "--wait", "--", "true").returncode == 0
 

@@ -86,13 +86,13 @@ def test_a_killed_head_comes_back_to_its_cluster_and_no_job_notices(
     fleet: Orchestrator, home: Path, counting, until, state_server, agent_of
 ):
     job, end = counting()
-    address, agent = fleet.fleet()["address"], agent_of("right-0").pid
+    address, agent = fleet.fleet.show()["address"], agent_of("right-0").pid
     server = json.loads((home / "server.json").read_text())["pid"]
     state_server().kill()
-    until(lambda: ("head", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()})
-    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"} and fleet.fleet()["state"] == "up")
+    until(lambda: ("head", "repair") in {(f["node"], f["subject"]) for f in fleet.fleet.doctor()})
+    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"} and fleet.fleet.show()["state"] == "up")
     assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
-    assert (fleet.fleet()["address"], agent_of("right-0").pid) == (address, agent)
+    assert (fleet.fleet.show()["address"], agent_of("right-0").pid) == (address, agent)
     assert json.loads((home / "server.json").read_text())["pid"] == server
     ends_as_if_nothing_had_been(job, end)
 
@@ -124,8 +124,8 @@ def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
     shutil.rmtree(storage(record))
     for process in head_processes():
         process.kill()
-    until(lambda: fleet.fleet()["address"] != record.address and not Path(record.temp_dir).exists())
-    until(lambda: fleet.fleet()["state"] == "up" and {n["state"] for n in fleet.inventory()} == {"ready"})
+    until(lambda: fleet.fleet.show()["address"] != record.address and not Path(record.temp_dir).exists())
+    until(lambda: fleet.fleet.show()["state"] == "up" and {n["state"] for n in fleet.inventory()} == {"ready"})
     until(lambda: not psutil.pid_exists(agent) and not Path(record.token_path).exists())
     assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)

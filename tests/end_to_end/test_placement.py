@@ -85,7 +85,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     before = mixed.submit(job)
     assert before.result(180)["returned"] == {"kind": "tpu:emulated"}
     assert "throughput of this job is unmeasured" in json.dumps(before.history())
-    measured = mixed.benchmark(
+    measured = mixed.benchmarks.run(
         entry="m.py:make_slow_on_xla", working_dir=str(tmp_path), batch_size=32, max_rounds=9, case_s=0.3
     )
     rate = {c["target"]: c["items_per_s"] for c in measured["results"] if c["mode"] == "train"}
@@ -94,10 +94,10 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     assert after.result(180)["returned"] == {"kind": "cpu"}
     [placed] = [e for e in after.history() if e["event"] == "placed"]
     assert f"in {measured['run']}" in placed["data"]["reason"] and "samples/s" in placed["data"]["reason"]
-    [first, *_] = mixed.offer(job)["offers"]
+    [first, *_] = mixed.jobs.offers(job)["offers"]
     assert (first["pool"], first["chosen"], first["wait"]) == ("cpu", True, "now")
     assert first["items_per_s"] == first["measured"]["items_per_s"] == pytest.approx(rate["cpu"])
-    told = json.dumps(mixed.explain(after.id))
+    told = json.dumps(mixed.jobs.explain(after.id))
     assert told.count("measured") >= 2 and "unmeasured" not in told
     it_moves_there_once_that_pays(mixed, job, tmp_path / "may-end", until)
 
@@ -183,7 +183,7 @@ def test_a_script_s_files_go_with_it_to_another_vendor_and_come_home(mixed: Orch
     spec = {"command": "python script.py", "working_dir": str(tmp_path), "recovery": {"grace": "1s"}}
     job = mixed.submit(RunJob(**spec, resources={"pool": "cpu"}))
     until(lambda: any(entry["path"] == "ckpt.pt" for entry in job.files()["entries"]))
-    mixed.migrate(job.id, "xla")
+    mixed.jobs.migrate(job.id, "xla")
     assert job.wait(180).state == "SUCCEEDED"
     assert [(f["pool"], f["attempt"]) for f in job.files()["folders"]] == [("xla", 2)]
     home = tmp_path / "home"

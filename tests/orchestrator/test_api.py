@@ -12,7 +12,12 @@ from rich.console import Console
 import orchestrator
 from cluster.errors import FleetError, NotFound, SpecError
 from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
-from orchestrator.checkpoint_api import Checkpoints
+from orchestrator.python_api.benchmarks import Benchmarks
+from orchestrator.python_api.checkpoints import Checkpoints
+from orchestrator.python_api.fleet import Fleet
+from orchestrator.python_api.jobs import Jobs
+from orchestrator.python_api.nodes import Nodes
+from orchestrator.python_api.server import Server
 from orchestrator.show import jobs as show_jobs
 from orchestrator.show.notebook_views import KeyValueView, TableView
 from orchestrator.submission.jobs import JobHandle, Log, LogLine
@@ -120,7 +125,7 @@ def test_logs_are_read_to_their_end_page_by_page(o, live):
 
 
 def test_nothing_is_submitted_by_a_plan(o, live):
-    plan = o.plan({"task": "run", "command": "true"})
+    plan = o.jobs.plan({"task": "run", "command": "true"})
     assert plan["would_start"]["candidate"] == 1
     assert "would start as candidate 1" in text(plan)
     assert live.specs == []
@@ -128,13 +133,13 @@ def test_nothing_is_submitted_by_a_plan(o, live):
 
 def test_answers_are_plain_data_that_show_themselves(o, checkpoint):
     job = o.submit(RunJob(name="hello", command=["true"])).wait()
-    assert [p["pool"] for p in o.fleet()["pools"]] == ["cpu", "ipex", "xla"]
+    assert [p["pool"] for p in o.fleet.show()["pools"]] == ["cpu", "ipex", "xla"]
     for shown, words in (
-        (o.fleet(), ("POOL", "tpu:emulated")),
+        (o.fleet.show(), ("POOL", "tpu:emulated")),
         (o.inventory(), ("23.5 GiB", "XLA on Intel")),
-        (o.backends(), ("Google TPU", "no pool of this back end")),
-        (o.doctor(), ("no findings",)),
-        (o.jobs(), ("SUCCEEDED", job.id)),
+        (o.fleet.backends(), ("Google TPU", "no pool of this back end")),
+        (o.fleet.doctor(), ("no findings",)),
+        (o.jobs.list(), ("SUCCEEDED", job.id)),
         (job, ("SUCCEEDED", "ATTEMPT")),
         (job.explain(), ("fits", "tpu:emulated")),
         (o.checkpoints.list(), ("cpu:digits/step-00000012",)),
@@ -149,18 +154,19 @@ def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_tha
     job = o.submit(RunJob(name="hello", command=["true"])).wait()
     for columns in (60, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
-        for shown in (o.fleet(), o.inventory(), o.backends(), o.doctor(), o.jobs(), job.view, job.explain(),
-                      job.files(), o.checkpoints.list(), o.checkpoints.show(checkpoint), o.benchmark_runs(),
-                      o.plan({"command": "true"}), o.offer({"command": "true"}), job.history(), job.reports(),
-                      job.result(), job.metrics, o.schema("job"), o.schema("fleet"), o.drain("cpu-0"),
-                      o.resume("cpu-0")):  # fmt: skip
+        for shown in (o.fleet.show(), o.inventory(), o.fleet.backends(), o.fleet.doctor(), o.jobs.list(), job.view,
+                      job.explain(), job.files(), o.checkpoints.list(), o.checkpoints.show(checkpoint),
+                      o.benchmarks.list(), o.jobs.plan({"command": "true"}), o.jobs.offers({"command": "true"}),
+                      o.jobs.show("hello"), o.jobs.history("hello"), job.reports(), o.jobs.explain("hello"),
+                      job.result(), job.metrics, o.schema("job"), o.schema("fleet"), o.nodes.drain("cpu-0"),
+                      o.nodes.resume("cpu-0"), o.server.version(), o.server.health()):  # fmt: skip
             printed = f"{shown}"
             assert printed == repr(shown) and "{'" not in printed and "\x1b" not in printed
             assert max(map(len, printed.split("\n"))) <= columns, printed
         assert str(job) == str(job.view)
-    assert "working_dir" in repr(o.schema("job")) and repr(o.resume("cpu-0")) == "cpu-0: ready"
-    assert "tpu:emulated" in repr(o.inventory()) and job.id in repr(o.jobs())
-    many = TableView([dict(o.jobs()[0]) for _ in range(100)], show_jobs.jobs)
+    assert "working_dir" in repr(o.schema("job")) and repr(o.nodes.resume("cpu-0")) == "cpu-0: ready"
+    assert "tpu:emulated" in repr(o.inventory()) and job.id in repr(o.jobs.list())
+    many = TableView([dict(o.jobs.list()[0]) for _ in range(100)], show_jobs.jobs)
     assert (len(repr(many).split("\n")), repr(many).endswith("… and 41 more lines")) == (61, True)
 
 
@@ -170,11 +176,11 @@ def test_every_public_method_returns_something_that_prints_as_a_table_or_a_text(
     printable |= {Iterator[LogLine]}
     answers = {
         f"{owner.__name__}.{name}": get_type_hints(inspect.unwrap(getattr(member, "fget", member)))["return"]
-        for owner in (Orchestrator, Checkpoints, JobHandle)
+        for owner in (Orchestrator, Jobs, Nodes, Fleet, Checkpoints, Benchmarks, Server, JobHandle)
         for name, member in vars(owner).items()
         if not name.startswith("_") and not isinstance(member, classmethod)
     }
-    assert len(answers) > 45
+    assert len(answers) > 50
     assert {name: answer for name, answer in answers.items() if answer not in printable} == {}
 
 
@@ -186,7 +192,7 @@ def test_what_is_on_nodes_that_are_down_is_an_error_in_python_too(o, live, check
     with pytest.raises(FleetError, match="checkpoints of pool cpu on node cpu-0, which has been away for"):
         o.checkpoints.list()
     live.fleet.down(live.service)
-    for ask in (o.inventory, o.backends, o.checkpoints.list, job.logs, lambda: o.drain("cpu-0")):
+    for ask in (o.inventory, o.fleet.backends, o.checkpoints.list, job.logs, lambda: o.nodes.drain("cpu-0")):
         with pytest.raises(FleetError, match="no fleet is up"):
             ask()
 
@@ -196,7 +202,7 @@ def test_hostile_names_do_not_act_in_a_notebook(o, live, recorded):
     job = o.submit(RunJob(name="hello", command=["true"]))
     failure = {"rank": 0, "node": HOSTILE, "kind": "user", "message": HOSTILE, "traceback": HOSTILE, "exit_code": 1}
     recorded.happened(live.service, job.id, "failed", reason=HOSTILE, failure=failure)
-    for html in (o.jobs()._repr_html_(), job._repr_html_(), o._repr_html_()):
+    for html in (o.jobs.list()._repr_html_(), job._repr_html_(), o._repr_html_()):
         assert "<script" not in html
         assert "\x1b" not in html
         assert "&lt;script&gt;" in html
@@ -211,28 +217,45 @@ def test_checkpoints_are_listed_checked_and_moved(o, checkpoint):
     assert [found["path"] for found in o.checkpoints.list("xla")] == ["b/step-00000012-adeb0f13"]
 
 
+def test_a_conversion_takes_a_kind_or_dtypes(o, checkpoint):
+    before = o.checkpoints.show(checkpoint)["dtypes"]
+    o.checkpoints.convert(checkpoint, "cpu:converted", dtype={"float32": "float64"})
+    converted = o.checkpoints.show("cpu:converted")["dtypes"]
+    assert "float64" in converted and converted["float32"]["bytes"] < before["float32"]["bytes"]
+    with pytest.raises(SpecError, match="the target of the conversion is missing"):
+        o.checkpoints.convert(checkpoint, "cpu:converted")
+
+
+def test_methods_of_a_noun_take_the_name_of_a_job(o, talking):
+    o.submit(talking.spec)
+    assert o.jobs.rename("talks", "speaks").id == o.jobs.get("speaks").id == o.job("speaks").id
+    assert [job["name"] for job in o.jobs.list(name="speaks")] == ["speaks"]
+    assert o.jobs.cancel("speaks").state == "CANCELLED"
+    assert [line.text for line in o.jobs.follow("speaks")] == [line.text for line in o.jobs.logs("speaks")]
+
+
 def test_a_benchmark_measures_each_kind_and_compares(o, live, tmp_path, measuring):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "model.py").write_text("def make(): ...")
-    answer = o.benchmark(entry="model.py:make", working_dir=str(tmp_path / "code"), rounds=3)
+    answer = o.benchmarks.run(entry="model.py:make", working_dir=str(tmp_path / "code"), rounds=3)
     assert [(cell["target"], cell["kind"]) for cell in answer["results"]] == [("cpu", "cpu"), ("tpu:emulated",) * 2]
     assert answer["results"][1]["versus"]["ratio"] == pytest.approx(0.5)
     assert "0.50× ▼" in text(answer)
-    (run,) = o.benchmark_runs()
+    (run,) = o.benchmarks.list()
     assert run["state"] == "SUCCEEDED"
     assert (run["request"]["rounds"], run["request"]["entry"], len(run["code_archive"])) == (3, "model.py:make", 64)
     with pytest.raises(SpecError, match="precisions"):
-        o.benchmark("mlp", precisions=["fp33"])
+        o.benchmarks.run("mlp", precisions=["fp33"])
     with pytest.raises(NotFound, match="no case or suite 'mpl'; did you mean 'mlp'"):
-        o.benchmark("mpl")
+        o.benchmarks.run("mpl")
 
 
 def test_cancel_and_explain_take_a_reference(o, talking):
     o.submit(talking.spec)
-    assert o.explain("talks")["candidates"][0]["kinds"] == ["any"]
-    assert o.cancel("talks").state == "CANCELLED"
+    assert o.jobs.explain("talks")["candidates"][0]["kinds"] == ["any"]
+    assert o.jobs.cancel("talks").state == "CANCELLED"
     with pytest.raises(NotFound):
-        o.cancel("absent")
+        o.jobs.cancel("absent")
 
 
 def test_the_schema_is_that_of_the_files():

@@ -8,9 +8,9 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import UserError
-from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.client import checkpoint_transfer
 from orchestrator.client import client as http
+from orchestrator.python_api.checkpoints import Checkpoints
 from workers.checkpoint.tools import run_in_child
 
 CHUNK = checkpoint_transfer.CHUNK_BYTES

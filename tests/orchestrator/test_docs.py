@@ -19,12 +19,13 @@ def generate(*words):
 def test_the_pages_name_every_verb_route_state_and_key(tmp_path):
     assert generate("--into", tmp_path).returncode == 0
     pages = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    names = ["actions.md", "cli.md", "config.md", "failures.md", "metrics.md", "rest.md", "spec.md", "states.md"]
-    assert sorted(pages) == names
+    names = ["actions", "cli", "config", "failures", "metrics", "python", "rest", "spec", "states"]
+    assert sorted(pages) == [f"{name}.md" for name in names]
     assert "| `nodes.drain` | POST | `/v1/nodes/{node}/drain` | `admin` | yes |" in pages["actions.md"]
     assert "## `polyfleet checkpoint copy POOL:PATH|JOB|PATH|URI POOL:FOLDER|FOLDER|URI`" in pages["cli.md"]
     assert "| 130 | interrupted with Ctrl-C; jobs keep running |" in pages["cli.md"]
     assert "| `allow_tf32` |  | use TF32 units for float32 products and convolutions |" in pages["config.md"]
+    assert "| `rename` | `o.jobs.rename(ref, name, key='')` | `POST /v1/jobs/{ref}/rename` |" in pages["python.md"]
     assert "## `GET /v1/jobs/{ref}/logs/stream`" in pages["rest.md"]
     assert "| `spec` | body | mapping |" in pages["rest.md"]
     assert "| `RECOVERING` | `STARTING` |" in pages["states.md"]

@@ -93,10 +93,21 @@ class Checkpoints:
         return KeyValueView(self._run("diff", {"a": a, "b": b}, progress), show.differences)
 
     def convert(
-        self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: Bytes | None = None
+        self,
+        source: str,
+        target: str,
+        to_kind: str = "",
+        on_lossy: str = "error",
+        progress: Bytes | None = None,
+        *,
+        dtype: Mapping[str, str] | None = None,
     ) -> KeyValueView:
-        """Write a copy in the dtypes that a kind computes with to a folder of the same pool or machine."""
-        options = {"to_kind": to_kind, "on_lossy": on_lossy}
+        """Write a copy to a folder of the same pool or machine, in the dtypes that a kind computes with, or in those
+        that `dtype` names: {"float32": "bfloat16"}, or with a pattern of tensor names instead of a dtype.
+        """
+        if not to_kind and not dtype:
+            raise SpecError("to_kind", "the target of the conversion is missing", "add to_kind or dtype")
+        options = _without_none(to_kind=to_kind or None, dtype=dict(dtype) if dtype else None, on_lossy=on_lossy)
         return KeyValueView(
             self._run("convert", {"source": source, "root": target}, progress, options), show.conversion
         )
