@@ -146,12 +146,12 @@ def tools(tmp_path, monkeypatch):
 
 
 def ended(tools, number):
-    deadline, seen = time.monotonic() + 60, 0
+    deadline, cursor = time.monotonic() + 60, 0
     while time.monotonic() < deadline:
-        news = tools.news(number, seen, 1.0)
-        seen = news["seen"]
-        if news["result"] is not None:
-            return news["result"]
+        reply = tools.poll(number, cursor, 1.0)
+        cursor = reply["seen"]
+        if reply["result"] is not None:
+            return reply["result"]
     raise AssertionError("the tool did not end")
 
 
