@@ -21,15 +21,15 @@ ELSEWHERE = {
     "refused": "the last possible pool of a job has to leave the fleet",
     "overtaken": "an older backup has to be restored: test_job_stores.py",
     "RestartAgent": "an agent has to hang: test_frozen_processes.py",
-    "DropAgent": "a node has to leave: test_killed_processes.py",
+    "UnwatchAgent": "a node has to leave: test_killed_processes.py",
     "RestartNode": "Ray has to lose count of a node: test_lost_messages.py",
-    "RestAgent": "an autoscaler has to be there: test_autoscaler.py",
-    "AskNodes": "an autoscaler has to be there: test_autoscaler.py",
+    "EndIdleAgent": "an autoscaler has to be there: test_autoscaler.py",
+    "RequestNodes": "an autoscaler has to be there: test_autoscaler.py",
     "replicated": "another machine has to be there: tests/machines/test_hosts.py",
     "unreplicated": "another machine has to be there: tests/machines/test_hosts.py",
     "Replicate": "another machine has to be there: tests/machines/test_hosts.py",
-    "Refuse": "answers a wrong request, and nothing is stored",
-    "Warn": "writes a line of the log",
+    "Reject": "answers a wrong request, and nothing is stored",
+    "LogWarning": "writes a line of the log",
 }
 """What a life of jobs does not come to, and why."""
 POINTS = [name for name in crash_points.names() if name.split(":")[1] not in ELSEWHERE]
@@ -158,6 +158,13 @@ def a_job_that_is_cancelled(now, asked, _):
     until(lambda: state(asked, job) == "CANCELLED" or asked(lambda there: there.jobs.cancel(job)))
 
 
+def a_job_that_is_renamed(now, asked, _):
+    job, name = submitted(now, asked, "sleep 300", "CANCELLED"), f"renamed-{len(now.expected)}"
+    asked(lambda there: there.jobs.rename(job, name))
+    until(lambda: asked(lambda there: there.jobs.show(job))["name"] == name)
+    until(lambda: state(asked, job) == "CANCELLED" or asked(lambda there: there.jobs.cancel(job)))
+
+
 def a_training_that_moves(now, asked, training):
     before = asked(lambda there: there.jobs.show(training.id))
     to = "left" if before["attempts"][-1]["pool"] == "right" else "right"
@@ -194,6 +201,7 @@ ACTS = {
     "interrupted": a_job_that_fails_once,
     "cancelled": a_job_that_is_cancelled,
     "released": a_job_that_is_cancelled,
+    "renamed": a_job_that_is_renamed,
     "Stop": a_job_that_is_cancelled,
     "preempted": a_training_that_moves,
     "migrated": a_training_that_moves,
@@ -204,6 +212,6 @@ ACTS = {
     "checkpoint": nothing,
     "StoreReport": nothing,
     "Fence": nothing,
-    "MakeAgent": nothing,
+    "StartAgent": nothing,
 }
 OFTEN = (nothing, a_node_that_is_drained)
