@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
-from cluster.errors import FleetError, NotFound
+from cluster.errors import NotFound
 from orchestrator.client.server_connection import Bytes, Data, ServerConnection
 from orchestrator.client.transport import NO_TIMEOUT, ServerUnreachable, non_empty, segment
 
@@ -70,7 +70,8 @@ class Link(ServerConnection):
 
     def follow(self, path: str, arguments: Data, resume: Mapping[str, str]) -> Iterator[Any]:
         """Data of all events but `end`, after which the stream has ended. If it breaks off, the next server continues
-        it: each argument in `resume` is then the named value of the last event, or absent if that is "".
+        it: each argument in `resume` is then the named value of the last event, or absent if that is "". Raises
+        ServerUnreachable if no server does.
         """
         while True:
             try:
@@ -79,7 +80,9 @@ class Link(ServerConnection):
                         return
                     arguments = arguments | {key: data[value] if value else None for key, value in resume.items()}
                     yield data
-                error = FleetError("the server has stopped", "run the command again: it starts a server and continues")
+                error = ServerUnreachable(
+                    "the server has stopped", "run the command again: it starts a server and continues"
+                )
             except ServerUnreachable as e:
                 error = e
             self.reconnect(error)

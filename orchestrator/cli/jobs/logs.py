@@ -39,8 +39,7 @@ def logs(
         first = client.jobs.show(ref)
         ref = first["id"]  # resolve a name only once: later it may mean another job
         if follow:
-            pages = (page["lines"] for page in client.jobs.follow(ref, rank=rank, attempt=attempt, tail=tail))
-            printed = print_lines(pages, output)
+            printed = print_lines(follow_lines(client, ref, rank=rank, attempt=attempt, tail=tail), output)
         else:
             printed = print_lines(_pages(client, ref, rank=rank, attempt=attempt, tail=tail), output)
         if tail == 0:
@@ -53,6 +52,17 @@ def logs(
             raise FleetError(f"{'a part of the log is missing: ' if printed else ''}{'; '.join(away)}")
         elif not printed:
             _explain_empty_log(view, rank, attempt)
+
+
+def follow_lines(client: "Client", ref: str, **where: Any) -> "Iterator[list[LogLine]]":
+    """Yield lines until the job ends. If the server is lost, the error says how to follow this job again."""
+    from orchestrator.client.transport import ServerUnreachable
+
+    try:
+        for page in client.jobs.follow(ref, **where):
+            yield page["lines"]
+    except ServerUnreachable as e:
+        raise FleetError(e.message, f"run `polyfleet logs -f {ref}`: it starts a server and continues the log") from e
 
 
 def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> "Iterator[list[LogLine]]":

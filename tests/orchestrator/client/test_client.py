@@ -11,6 +11,7 @@ import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.host.processes import identify
+from orchestrator.cli.jobs import logs
 from orchestrator.client import client as http
 from orchestrator.client import server_connection
 from orchestrator.client.transport import error_from
@@ -295,6 +296,14 @@ def test_a_server_that_does_not_come_back_is_waited_for_and_then_named(tmp_path,
         pytest.raises(FleetError, match=r"the server at .* (cannot be reached|broke)"),
     ):
         client.wait("x")
+
+
+def test_following_a_log_without_a_server_names_the_job(tmp_path, monkeypatch, hanging_up):
+    monkeypatch.setattr(server_connection, "RECONNECT_S", 0.3)
+    address = hanging_up([b""])
+    with http.Client(address, "t", tmp_path) as client, pytest.raises(FleetError) as raised:
+        list(logs.follow_lines(client, "hello-1a2b3c4d"))
+    assert raised.value.remedy.startswith("run `polyfleet logs -f hello-1a2b3c4d`: it starts a server")
 
 
 @pytest.mark.parametrize(
