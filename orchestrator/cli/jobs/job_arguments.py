@@ -148,6 +148,14 @@ def find_needed_file(command: list[str], folder: Path) -> str:
     return ""
 
 
+def missing_folder_hint(arguments: SubmitArguments, folder: Path) -> str:
+    """Sentence for a command that needs `folder`, although the job gets no files. "" if there is nothing to say."""
+    if arguments.working_dir or arguments.data:
+        return ""
+    name = find_needed_file(arguments.command or [], folder)
+    return name and f"the command names {name}, but no files are sent; add --working-dir . to send this folder"
+
+
 def _is_file_of(argument: str, folder: Path) -> bool:
     if not argument or argument.startswith(("-", "/", "~")) or ".." in Path(argument).parts:
         return False

@@ -136,6 +136,8 @@ def submit(
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
     specs = job_arguments.build_specs(arguments)
+    if hint := job_arguments.missing_folder_hint(arguments, Path.cwd()):
+        print_message(hint)
     if len(specs) > 1 and follow:
         raise UserError(
             f"--follow follows only one job; there are {len(specs)}",

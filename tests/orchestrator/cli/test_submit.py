@@ -341,3 +341,17 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(start, live, wait_f
     (job,) = jobs.list_(live.hub).rows
     assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()
     assert job["state"] == "RUNNING"
+
+
+def test_a_command_that_names_a_file_that_is_not_sent_gets_a_hint(here, live, file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "code")
+    hint = "the command names train.py, but no files are sent; add --working-dir . to send this folder\n"
+    command = ("--", "python", "train.py")
+    for words, message in (
+        (command, hint),
+        (("--working-dir", ".", *command), ""),
+        (("--data", "train.py:train.py", *command), ""),
+        (("--", "python", "absent.py"), ""),
+    ):
+        done = here("submit", *words)
+        assert (done.returncode, done.stderr) == (0, message), done
