@@ -193,8 +193,7 @@ def _emit_summary(lines: list[dict[str, Any]], output: Format) -> None:
     from orchestrator.show.benchmark import report as show_report
 
     summary = summarize(lines)
-    # Scripts read `cells`, the former name of `results`, which version 0.2.0 removes: decision 0010.
-    emit(summary | {"cells": summary["results"]} if output is Format.JSON else summary, output, show_report)
+    emit(reports.with_cells(summary) if output is Format.JSON else summary, output, show_report)
     if summary["lost"] or any(result["status"] in PROBLEMS for result in summary["results"]):
         raise typer.Exit(PROBLEM_EXIT_CODE)
 
@@ -216,7 +215,8 @@ def show(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.show.benchmark import view
 
     with connect(progress=print_message) as client:
-        emit(client.benchmarks.show(run), output, view)
+        shown = client.benchmarks.show(run)
+    emit(reports.with_cells(shown) if output is Format.JSON else shown, output, view)
 
 
 @app.command()

@@ -45,7 +45,7 @@ def report(
     from orchestrator.benchmark.results import merge_runs
 
     lines = merge_runs(_lines(name) for name in (run, *(beside or [])))
-    text = _render_report(lines, form, _lines(vs) if vs else None)
+    text = _render_report(lines, form, _lines(vs) if vs else None, is_printed=output is None)
     if output is None:
         if isinstance(text, bytes):
             raise UserError("Parquet is a binary format and cannot be printed", "name a file with --output")
@@ -68,7 +68,12 @@ def _lines(run: str) -> list[dict[str, Any]]:
         return run_client.fetch_lines(client, run)
 
 
-def _render_report(lines: Lines, form: ReportFormat, before: Lines | None) -> str | bytes:
+def with_cells(data: Any) -> Any:
+    """Add `cells`, the former name of `results`, to what is printed as JSON. Deprecated, until version 0.2.0."""
+    return data | {"cells": data["results"]}
+
+
+def _render_report(lines: Lines, form: ReportFormat, before: Lines | None, is_printed: bool) -> str | bytes:
     from orchestrator.benchmark import export, history
     from orchestrator.benchmark.report import page, text
     from orchestrator.benchmark.results import summarize
@@ -94,7 +99,8 @@ def _render_report(lines: Lines, form: ReportFormat, before: Lines | None) -> st
         case ReportFormat.csv:
             return text.to_csv(summary)
         case ReportFormat.json:
-            return as_json(summary | ({"since": comparison} if comparison else {}))
+            data = with_cells(summary) if is_printed else summary
+            return as_json(data | ({"since": comparison} if comparison else {}))
     return render_table(TableStack((show_report(summary), *(("", show_comparison(comparison)) if comparison else ()))))
 
 

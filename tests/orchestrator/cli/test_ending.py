@@ -135,7 +135,11 @@ def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path, measur
     assert "0.50× ▼" in lines[1]
     told = json.loads(here("benchmark", "run", "mlp", "-o", "json").stdout)
     assert told["results"][1]["versus"]["verdict"] == "SLOWER"
-    assert told["cells"] == told["results"], "the former name, until version 0.2.0"
+    printed = [told, json.loads(here("benchmark", "report", "--format", "json").stdout)]
+    printed.append(json.loads(here("benchmark", "show", told["run"], "-o", "json").stdout))
+    assert [report["cells"] for report in printed] == [report["results"] for report in printed], "until version 0.2.0"
+    assert here("benchmark", "report", "--format", "json", "-o", str(tmp_path / "report.json")).returncode == 0
+    assert "cells" not in json.loads((tmp_path / "report.json").read_text())
     detached = here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout
     assert re.fullmatch("bench-[0-9a-f]{12}\n", detached)
     assert here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout == detached
