@@ -180,12 +180,6 @@ def a_training_that_moves(now, asked, training):
     until(lambda: [s for s in training.lines("saved") if s["epoch"] > before["attempt"]])
 
 
-def a_training_that_is_renamed(now, asked, training):
-    names = ("chaos-training", "training")
-    name = asked(lambda there: there.jobs.show(training.id))["name"]
-    asked(lambda there: there.jobs.rename(training.id, names[name == names[0]]))
-
-
 def a_node_that_is_drained(now, asked, _):
     asked(lambda there: there.nodes.drain("left-1", reason=f"chaos {time.monotonic()}"))
     asked(lambda there: there.nodes.resume("left-1"))
@@ -205,7 +199,6 @@ ACTS = {
     "Stop": a_job_that_is_cancelled,
     "preempted": a_training_that_moves,
     "migrated": a_training_that_moves,
-    "renamed": a_training_that_is_renamed,
     "resumed": a_training_that_moves,
     "drained": a_node_that_is_drained,
     "undrained": a_node_that_is_drained,
