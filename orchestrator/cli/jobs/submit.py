@@ -143,8 +143,6 @@ def submit(
             f"--follow follows only one job; there are {len(specs)}",
             "submit them without it, then follow one with `polyfleet logs -f JOB`",
         )
-    if not files and not working_dir:
-        _warn_of_missing_file(ctx.meta["command"] or [])
     with connect(progress=print_message) as client:
         if dry_run:
             _show_plans(client, specs, output)
@@ -152,13 +150,6 @@ def submit(
             _submit_many(client, specs, key, wait, output)
         else:
             _submit_one(client, specs[0], key, (wait or follow, follow), output)
-
-
-def _warn_of_missing_file(command: list[str]) -> None:
-    from orchestrator.cli.jobs.job_arguments import find_needed_file
-
-    if file_named := find_needed_file(command, Path.cwd()):
-        print_message(f"note: the job will not have {file_named}: --working-dir . uploads the current folder")
 
 
 def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> None:

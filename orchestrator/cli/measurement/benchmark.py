@@ -215,8 +215,8 @@ def show(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.show.benchmark import view
 
     with connect(progress=print_message) as client:
-        shown = client.benchmarks.show(run)
-    emit(reports.with_cells(shown) if output is Format.JSON else shown, output, view)
+        run_view = client.benchmarks.show(run)
+    emit(reports.with_cells(run_view) if output is Format.JSON else run_view, output, view)
 
 
 @app.command()

@@ -40,14 +40,6 @@ def test_a_file_is_submitted_with_the_folder_beside_it(here, live, file, tmp_pat
     assert len(list((live.home / "packages").glob("*.zip"))) == 1
 
 
-def test_a_command_that_needs_a_file_of_the_current_folder_is_told_how_to_send_it(here, file, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path / "code")
-    note = "note: the job will not have train.py: --working-dir . uploads the current folder\n"
-    assert note in here("submit", "--", "python", "train.py").stderr
-    assert here("submit", "--working-dir", ".", "--", "python", "train.py").stderr == ""
-    assert here("submit", "--", "echo", "hello").stderr == ""
-
-
 def test_the_command_line_wins_over_the_file(here, live, file):
     here(
         "submit",
