@@ -329,7 +329,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(start, live, wait_f
     wait_for(lambda: [job["state"] for job in jobs.list_(live.hub).rows] == ["RUNNING"])
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=120)
-    assert (child.returncode, out) == (130, b"")
+    assert (child.returncode, out) == (130, b""), err.decode()
     (job,) = jobs.list_(live.hub).rows
     assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()
     assert job["state"] == "RUNNING"
