@@ -6,8 +6,6 @@ The commands are short and mean the same in any login shell. They run our own co
 import base64
 import io
 import json
-import shlex
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,47 +16,26 @@ from typing import Any
 
 from cluster.environments import recipes
 from cluster.errors import FleetError, PolyfleetError, UserError
-from cluster.hosts import plan
-from cluster.hosts.ssh import HostRefused, Remote
+from cluster.hosts import host_python, plan
+from cluster.hosts.ssh import Remote
 
 FOLDER = Path(__file__).parent
 LOOK_S, SEND_S, PREPARE_S, JOIN_S, LEAVE_S = 30.0, 300.0, 3600.0, 180.0, 60.0
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-NO_PYTHON = "no-python"
 Progress = Callable[[str], None]
 Data = dict[str, Any]
-
-# Names and paths of a Python of the head's minor version: Ray refuses any other, or its actors would crash.
-_PYTHON_PATHS = (
-    f"python{VERSION} /usr/bin/python{VERSION} /usr/local/bin/python{VERSION} /opt/python{VERSION}/bin/python{VERSION} "
-    f'"$HOME"/.local/bin/python{VERSION} "$HOME"/.local/share/uv/python/cpython-{VERSION}*/bin/python{VERSION} '
-    f'"$HOME"/.pyenv/versions/{VERSION}*/bin/python{VERSION} python3'
-)
-_CHECK = f"import sys; sys.exit(sys.version_info[:2] != ({VERSION.replace('.', ', ')}))"
-FIND_PYTHON = (
-    f"for p in {_PYTHON_PATHS}; do "
-    f'"$p" -I -c {shlex.quote(_CHECK)} </dev/null >/dev/null 2>&1 && exec "$p" -I -; '
-    f'done; echo {NO_PYTHON} "$(python3 -V 2>&1)"'
-)
 
 
 def inspect_host(remote: Remote, request: Data) -> plan.HostFacts:
     """Collect the facts of a host.
 
-    Raises HostUnreachable and HostRefused, the latter also if it has no usable Python.
+    Raises HostUnreachable, HostRefused, and PythonMissing if it has no usable Python.
     """
     code = f"REQUEST = {request!r}\n".encode() + (FOLDER / "host_facts.py").read_bytes()
     requested_s = time.time()
-    completed = remote.run(["sh", "-c", FIND_PYTHON], code, timeout_s=LOOK_S)
+    completed = remote.run(["sh", "-c", host_python.FIND], code, timeout_s=LOOK_S)
     answered_s = time.time()
     lines = completed.output.decode(errors="replace").strip().splitlines()
-    if lines and lines[-1].startswith(NO_PYTHON):
-        version_line = lines[-1].removeprefix(NO_PYTHON).strip()
-        present = f" (it has {version_line})" if version_line.startswith("Python ") else ""
-        raise HostRefused(
-            f"host {remote.host} has no Python {VERSION}{present}",
-            f"install it there, for example with `uv python install {VERSION}`: all nodes of a fleet need one Python",
-        )
+    host_python.check_present(remote, lines[-1] if lines else "")
     try:
         return plan.parse_facts(json.loads(lines[-1]), requested_s, answered_s)
     except (ValueError, IndexError, TypeError, KeyError):

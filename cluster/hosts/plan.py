@@ -94,10 +94,17 @@ def make_plan(request: HostRequest, facts: HostFacts, running: Sequence[str]) ->
         request.pools,
         ", ".join([f"{facts.system} {facts.machine}", f"{facts.cores} cores", *_drivers(request, facts)]),
         f"Python {facts.python_version}",
-        tuple(_steps(request, facts, missing, running)),
+        tuple(_steps(request, facts.has_code, missing, running)),
         tuple(_warnings(request, facts)),
         tuple(_problems(request, facts, missing, running)),
     )
+
+
+def plan_with_python(request: HostRequest, version: str, uv: str) -> HostPlan:
+    """Make the plan of a host where `uv` is to install a Python. Its facts are collected after that."""
+    steps = _steps(request, False, list(request.recipes.values()), ())
+    install = f"install Python {version} with {uv}, then check the host"
+    return HostPlan(request.name, request.host, request.pools, steps=(install, *steps))
 
 
 def has_environment(facts: HostFacts, recipe: Recipe) -> bool:
@@ -106,11 +113,11 @@ def has_environment(facts: HostFacts, recipe: Recipe) -> bool:
     return any(variant.key_on(*host_python) in facts.environments for variant in recipe.variants)
 
 
-def _steps(request: HostRequest, facts: HostFacts, missing: Sequence[Recipe], running: Sequence[str]) -> Sequence[str]:
+def _steps(request: HostRequest, has_code: bool, missing: Sequence[Recipe], running: Sequence[str]) -> Sequence[str]:
     nodes = [f"{pool}-{request.name}" for pool in request.pools]
     absent = [node for node in nodes if node not in running]
     names = dict.fromkeys(recipe.name for recipe in missing)
-    steps = [] if facts.has_code else ["send the code"]
+    steps = [] if has_code else ["send the code"]
     steps += [f"create environment {name}" for name in names]
     steps += ["start the head"] if request.leads and "head" not in running else []
     steps += [f"start node {node}" for node in absent]

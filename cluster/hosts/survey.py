@@ -15,8 +15,8 @@ from cluster.environments.recipes import Recipe
 from cluster.errors import FleetError, PolyfleetError, SpecError, UserError
 from cluster.fleet import identity
 from cluster.fleet.fleet_spec import FleetSpec, Placement
-from cluster.hosts import host_steps, shared_storage
-from cluster.hosts.plan import HostFacts, HostPlan, HostRequest, make_plan
+from cluster.hosts import host_python, host_steps, shared_storage
+from cluster.hosts.plan import HostFacts, HostPlan, HostRequest, make_plan, plan_with_python
 from cluster.hosts.ssh import Remote
 from cluster.paths import home
 
@@ -29,7 +29,8 @@ T = TypeVar("T")
 class HostState:
     """State of one host during `up`: what it is to run, and the facts `facts` there or the `error`.
 
-    `storages` are the identities of its pools' storages, `python` is the Python that its nodes run from.
+    `storages` are the identities of its pools' storages, `python` is the Python that its nodes run from. `uv` is the
+    program there that is to install a Python, where it has none.
     """
 
     request: HostRequest
@@ -42,6 +43,7 @@ class HostState:
     interpreters: Mapping[str, str] = field(default_factory=dict)
     storages: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
+    uv: str = ""
 
     @property
     def name(self) -> str:
@@ -71,9 +73,29 @@ def survey(spec: FleetSpec) -> list[HostState]:
     Raises SpecError for a missing local file.
     """
     _check_ssh_files(spec)
-    exported = code_export.export()
-    request = {"identity": identity.fleet_identity(home()), "code": exported.name}
+    request = _shared_request()
     return check_distinct(map_in_threads(visits(spec), lambda visit: _inspect(visit, request)))
+
+
+def _shared_request() -> dict[str, str]:
+    return {"identity": identity.fleet_identity(home()), "code": code_export.export().name}
+
+
+def install_pythons(visits: list[HostState], progress: Progress) -> list[HostState]:
+    """Install a Python on the hosts that have none but have `uv`, and inspect these. Errors are in the visits."""
+    request = _shared_request()
+
+    def installed(visit: HostState) -> HostState:
+        if not visit.uv:
+            return visit
+        progress(f"host {visit.request.host}: installing Python {host_python.VERSION} with {visit.uv}")
+        try:
+            host_python.install(visit.remote, visit.uv)
+        except PolyfleetError as e:
+            return visit.with_error(e)
+        return _inspect(replace(visit, uv="", plan=None), request, may_install=False)
+
+    return check_distinct(map_in_threads(visits, installed)) if any(visit.uv for visit in visits) else visits
 
 
 def check_distinct(visits: list[HostState]) -> list[HostState]:
@@ -162,7 +184,7 @@ def resolve_address(placement: Placement) -> str:
     return str(matches[0][4][0])
 
 
-def _inspect(visit: HostState, request: Mapping[str, str]) -> HostState:
+def _inspect(visit: HostState, request: Mapping[str, str], *, may_install: bool = True) -> HostState:
     if not visit.request.address:
         name, pool = visit.request.host, visit.request.pools[0]
         remedy = f"write {{host: {name}, address: IP}} in pools.{pool}.hosts"
@@ -174,6 +196,10 @@ def _inspect(visit: HostState, request: Mapping[str, str]) -> HostState:
             "interpreters": list(visit.request.interpreters),
         }
         facts = host_steps.inspect_host(visit.remote, {**request, **host_request})
+    except host_python.PythonMissing as e:
+        if not (e.uv and may_install):
+            return visit.with_error(e)
+        return replace(visit, uv=e.uv, plan=plan_with_python(visit.request, host_python.VERSION, e.uv))
     except PolyfleetError as e:
         return visit.with_error(e)
     plan = make_plan(visit.request, facts, _recorded_nodes(facts))

@@ -76,6 +76,7 @@ def _start_on_hosts(
     host_names = {p.host.name for p in fleet.placements} | {fleet.head.host_name} - {""}
     hosts.leave_pending(progress, but=host_names)
     visits = survey.usable_hosts(fleet, survey.survey(fleet), progress) if fleet.placements else []
+    visits = survey.usable_hosts(fleet, survey.install_pythons(visits, progress), progress)
     visits = survey.usable_hosts(fleet, survey.prepare(fleet, visits, progress), progress)
     survey.check_storages(fleet, visits, progress)
     lead = next((visit for visit in visits if visit.request.leads), None)

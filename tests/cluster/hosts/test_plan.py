@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cluster.environments.recipes import CPUBuild, Recipe
 from cluster.errors import UserError
-from cluster.hosts.plan import GB, HostRequest, make_plan, parse_facts
+from cluster.hosts.plan import GB, HostRequest, make_plan, parse_facts, plan_with_python
 from cluster.hosts.ssh import Remote
 from cluster.hosts.survey import HostState, check_distinct
 
@@ -28,6 +28,14 @@ def test_a_host_with_nothing_gets_code_environment_and_node():
     made = make_plan(WANTED, FOUND, ())
     assert made.steps == ("send the code", "create environment main", "start node gpu-a")
     assert (made.warnings, made.problems) == ((), ())
+
+
+def test_a_host_without_python_gets_one_first_from_its_uv():
+    made = plan_with_python(WANTED, "3.11", "/home/a/.local/bin/uv")
+    first, *others = made.steps
+    assert first == "install Python 3.11 with /home/a/.local/bin/uv, then check the host"
+    assert others == ["send the code", "create environment main", "start node gpu-a"]
+    assert (made.host, made.pools, made.problems) == ("a.lab", ("gpu",), ())
 
 
 def test_the_driver_that_a_pool_needs_is_named_and_one_that_is_missing_is_told():

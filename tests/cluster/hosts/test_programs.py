@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster.fleet import tls
-from cluster.hosts import host_steps, plan
+from cluster.hosts import host_python, host_steps, plan
+from cluster.hosts.ssh import Remote
 
 OURS = Path(host_steps.__file__).parent
 
@@ -20,7 +21,7 @@ OURS = Path(host_steps.__file__).parent
 def look(**asked):
     asked = {"interpreters": [], "port": 0} | asked
     code = f"REQUEST = {asked!r}\n" + (OURS / "host_facts.py").read_text()
-    done = subprocess.run(["sh", "-c", host_steps.FIND_PYTHON], input=code, capture_output=True, text=True, check=True)
+    done = subprocess.run(["sh", "-c", host_python.FIND], input=code, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -28,7 +29,7 @@ def test_a_look_at_this_machine_tells_all_that_a_plan_needs():
     told = look(identity="x", code="y", address="127.0.0.1")
     found = plan.parse_facts(told, told["time_s"], told["time_s"])
     assert (found.has_address, found.has_code, found.skew_s) == (True, False, 0.0)
-    assert found.python_version.startswith(host_steps.VERSION)
+    assert found.python_version.startswith(host_python.VERSION)
     assert Path(found.home).parent == Path.home() / ".polyfleet/hosts/x"
 
 
@@ -40,6 +41,21 @@ def test_a_port_that_another_program_listens_on_is_seen():
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = look(identity="x", code="y", address="127.0.0.1", port=other.getsockname()[1])
     assert (taken["has_address"], taken["has_port"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "uv", "said"),
+    [
+        ("no-python\t/home/a/.local/bin/uv\tPython 3.6.8", "/home/a/.local/bin/uv", "(it has Python 3.6.8)"),
+        ("no-python\tuv\tsh: 1: python3: not found", "uv", "has no Python"),
+        ("no-python", "", "has no Python"),
+    ],
+)
+def test_a_host_without_our_python_is_told_with_what_could_install_one(line, uv, said):
+    with pytest.raises(host_python.PythonMissing) as refused:
+        host_python.check_present(Remote("a"), line)
+    assert refused.value.uv == uv and said in refused.value.message
+    host_python.check_present(Remote("a"), '{"system": "Linux"}')
 
 
 def receive(target, *members):
