@@ -227,8 +227,10 @@ class Machine:
         self.run(["fallocate", "-l", str(max(1, free - left_bytes)), str(filler)])
 
     def hide_python(self) -> None:
-        """No Python can be started by a name or a path, the one of these tests either."""
-        found = "for d in /usr/local/bin /usr/bin /bin; do ls -d $d/python[0-9]* $d/python 2>/dev/null; done; true"
+        """No Python can be started by a name or a path, the one of these tests either; nor this machine's `uv`."""
+        found = (
+            "for d in /usr/local/bin /usr/bin /bin; do ls -d $d/python[0-9]* $d/python $d/uv 2>/dev/null; done; true"
+        )
         files = {os.path.realpath(path) for path in [*self.run(["sh", "-c", found]).stdout.split(), sys.executable]}
         for file in sorted(files):
             self.run(["mount", "--bind", "/dev/null", file])
