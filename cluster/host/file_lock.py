@@ -55,6 +55,13 @@ def acquire(file: IO[Any] | int) -> bool:
     return True
 
 
+def release(descriptor: int) -> None:
+    """Unlock the open file at once. Closing it would not: a child that another thread starts just now still has the
+    descriptor, until it executes its program.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def share_lock(lock: Path) -> int | None:
     """Take a shared lock on the file `lock`, until the returned descriptor is closed or this process ends.
 

@@ -155,6 +155,7 @@ def _one_import_at_a_time(local: Path, on_wait: Callable[[], None]) -> Iterator[
             descriptor = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
             file_lock.acquire_or_wait(descriptor, on_wait)
+            stack.callback(file_lock.release, descriptor)
         yield
 
 

@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import typer
 
-from cluster.errors import UserError
+from cluster.errors import FleetError, UserError
 from orchestrator.cli.jobs.logs import print_lines
 from orchestrator.cli.terminal import completion_values
-from orchestrator.cli.terminal.errors import CANCELLED, FAILED, OK
+from orchestrator.cli.terminal.errors import CANCELLED, FAILED, JOB_EXIT_CODES, OK
 from orchestrator.cli.terminal.help_pages import WithExamples
 from orchestrator.cli.terminal.output import Format, Output, emit, print_message, progress_line
 
@@ -171,7 +171,6 @@ def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool,
     if not wait:
         print_submitted(view, output)
         return
-    print_message(f"submitted {view['id']}")
     _wait_for_end(client, view["id"], follow, output)
 
 
@@ -184,7 +183,6 @@ def submit_job(client: "Client", spec: "JobSpec", key: str) -> "JobView":
 
 
 def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool, output: Format) -> None:
-    from orchestrator.cli.terminal.errors import JOB_EXIT_CODES
     from orchestrator.show.table import TableStack
     from orchestrator.submission import submission
 
@@ -221,11 +219,8 @@ def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -
     """Wait for the job's end and exit with its code. Ctrl-C, or the loss of the server, leaves the job running; a
     message says so.
     """
-    from cluster.errors import FleetError
-    from orchestrator.cli.terminal.errors import JOB_EXIT_CODES
-    from orchestrator.show.jobs import job
-
     try:
+        print_message(f"submitted {job_id}")
         if follow:
             print_lines((page["lines"] for page in client.jobs.follow(job_id)), output)
         with progress_line(f"waiting for {job_id}") as update:
@@ -237,6 +232,8 @@ def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -
         print_message(f"Job {job_id} has not ended. Follow it with {follow_it}, end it with {end_it}")
         raise
     if not follow:
+        from orchestrator.show.jobs import job
+
         emit(view, output, job)
     if follow or view["state"] != "SUCCEEDED":
         print_end(view)
