@@ -80,9 +80,7 @@ class Link(ServerConnection):
                         return
                     arguments = arguments | {key: data[value] if value else None for key, value in resume.items()}
                     yield data
-                error = ServerUnreachable(
-                    "the server has stopped", "run the command again: it starts a server and continues"
-                )
+                error = ServerUnreachable("the server has stopped", "repeat the call: it starts a server")
             except ServerUnreachable as e:
                 error = e
             self.reconnect(error)
@@ -103,7 +101,7 @@ class Link(ServerConnection):
 
 
 def _request(path: str, arguments: Data, is_slow: bool = False) -> tuple[str, Data]:
-    """The path with its arguments, and the options of the request. Raises NotFound for one that is no valid name."""
+    """The path with its arguments, and the options of the request. Raises NotFound for an invalid name."""
     in_path = re.findall(r"{(\w+)}", path)
     url = path.format(**{name: segment(str(arguments[name])) for name in in_path})
     query = {name: _query_value(value) for name, value in non_empty(**arguments).items() if name not in in_path}

@@ -14,6 +14,7 @@ from orchestrator.server.http.log_streams import LogStream, cursor_from
 from orchestrator.server.http.request_bodies import BulkJob, Spec
 from orchestrator.services.submissions import Submission
 from orchestrator.services.views import FIELDS, metrics_view
+from orchestrator.spec import job_spec_fields
 from orchestrator.spec.resource_syntax import accelerators
 from orchestrator.verbs.declare import JSON, Arg, Events, Key, Page, RequestBody, Role, verb
 from orchestrator.views.jobs import AcceptedView, JobEvent, JobState, JobStoryView, JobView, ReportView
@@ -32,9 +33,7 @@ Before = Annotated[int | None, Arg("continue after the previous page: see `Link`
 Limit = Annotated[int, Arg("maximum number of jobs", min=1, max=10_000)]
 Fields = Annotated[str, Arg("comma-separated fields of each job (default: all)", max_length=1000)]
 Target = Annotated[str, Arg("a pool, a kind such as `tpu:v5e`, or a back end", min_length=1, max_length=200)]
-NewName = Annotated[
-    str, Arg("letters, digits, `-` and `_`, at most 63", pattern="^[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?$")
-]
+NewName = Annotated[job_spec_fields.Name, Arg("new name, written as `name` in a job file", min_length=1)]
 Change = Annotated[str, StringConstraints(max_length=200)]
 Changes = Annotated[
     tuple[Change, ...],

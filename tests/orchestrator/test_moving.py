@@ -92,8 +92,9 @@ def test_a_job_is_renamed_until_it_ends_and_the_name_outlives_the_server(client,
     assert client.jobs.rename(job, "first", key="k")["name"] == "first"  # the stored response
     assert [row["id"] for row in client.jobs.list(name="second")] == [job] and client.jobs.list(name="hello") == []
     assert [e["data"]["name"] for e in client.jobs.history(job) if e["event"] == "renamed"] == ["first", "second"]
-    with pytest.raises(UserError, match="name"):
+    with pytest.raises(SpecError, match="name: 'no name' is not a valid name") as wrong:
         client.jobs.rename(job, "no name")
+    assert wrong.value.remedy == "use up to 63 letters, digits, '-' and '_', a letter or digit first and last"
     client.jobs.cancel(job)
     with pytest.raises((Conflict, UserError), match="its name is final"):
         client.jobs.rename(job, "third")

@@ -13,7 +13,7 @@ from orchestrator.terminal_text import log_lines
 if TYPE_CHECKING:
     from orchestrator.client.client import Client
     from orchestrator.views.jobs import JobView
-    from orchestrator.views.logs import LogLine
+    from orchestrator.views.logs import LogEvent, LogLine
 
 
 def logs(
@@ -39,7 +39,8 @@ def logs(
         first = client.jobs.show(ref)
         ref = first["id"]  # resolve a name only once: later it may mean another job
         if follow:
-            printed = print_lines(follow_lines(client, ref, rank=rank, attempt=attempt, tail=tail), output)
+            pages = follow_pages(client, ref, rank=rank, attempt=attempt, tail=tail)
+            printed = print_lines((page["lines"] for page in pages), output)
         else:
             printed = print_lines(_pages(client, ref, rank=rank, attempt=attempt, tail=tail), output)
         if tail == 0:
@@ -54,13 +55,12 @@ def logs(
             _explain_empty_log(view, rank, attempt)
 
 
-def follow_lines(client: "Client", ref: str, **where: Any) -> "Iterator[list[LogLine]]":
-    """Yield lines until the job ends. If the server is lost, the error says how to follow this job again."""
+def follow_pages(client: "Client", ref: str, **where: Any) -> "Iterator[LogEvent]":
+    """Yield pages of lines until the job ends. If the server is lost, the error says how to follow this job again."""
     from orchestrator.client.transport import ServerUnreachable
 
     try:
-        for page in client.jobs.follow(ref, **where):
-            yield page["lines"]
+        yield from client.jobs.follow(ref, **where)
     except ServerUnreachable as e:
         raise FleetError(e.message, f"run `polyfleet logs -f {ref}`: it starts a server and continues the log") from e
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import FleetError, UserError
-from orchestrator.cli.jobs.logs import Printer
+from orchestrator.cli.jobs.logs import Printer, follow_pages
 from orchestrator.cli.jobs.submit import (
     Accelerators,
     Checkpoint,
@@ -140,7 +140,7 @@ def _print_log(client: "Client", job_id: str, following: "_InterruptDelay") -> N
     printer, cursor = Printer(Format.TABLE), None
     while True:
         try:
-            for page in client.jobs.follow(job_id, cursor=cursor):
+            for page in follow_pages(client, job_id, cursor=cursor):
                 with following.delayed():
                     printer.print(page["lines"])
                     cursor = page["cursor"]

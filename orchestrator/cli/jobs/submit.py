@@ -10,7 +10,7 @@ from uuid import uuid4
 import typer
 
 from cluster.errors import FleetError, UserError
-from orchestrator.cli.jobs.logs import print_lines
+from orchestrator.cli.jobs.logs import follow_pages, print_lines
 from orchestrator.cli.terminal import completion_values
 from orchestrator.cli.terminal.errors import CANCELLED, FAILED, JOB_EXIT_CODES, OK
 from orchestrator.cli.terminal.help_pages import WithExamples
@@ -222,7 +222,7 @@ def _wait_for_end(client: "Client", job_id: str, follow: bool, output: Format) -
     try:
         print_message(f"submitted {job_id}")
         if follow:
-            print_lines((page["lines"] for page in client.jobs.follow(job_id)), output)
+            print_lines((page["lines"] for page in follow_pages(client, job_id)), output)
         with progress_line(f"waiting for {job_id}") as update:
             view = client.wait(
                 job_id, on_update=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())

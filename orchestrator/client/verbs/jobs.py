@@ -139,7 +139,7 @@ class Jobs:
         """Give a job another name. A job that has ended keeps its own.
 
         - `ref`: job id, unique id prefix, or job name (the newest of that name)
-        - `name`: letters, digits, `-` and `_`, at most 63
+        - `name`: new name, written as `name` in a job file
         - `key`: idempotency key: a repeated call with the same key and arguments counts once
         """
         result: JobView = self._link.plain("POST", "/v1/jobs/{ref}/rename", {"ref": ref}, {"name": name}, key=key)

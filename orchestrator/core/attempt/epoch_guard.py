@@ -80,5 +80,5 @@ def _sentence(job: Job, guard: EpochGuard, left_s: float) -> str:
     why = f"{newest}, which is not in this server's database, may still be running"
     if left_s == float("inf"):
         return f"{why}; its lease is being revoked"
-    waiting_text = "its lease (one day, because recovery.on_disconnect is wait)" if lease_s(job) > 3600 else "its lease"
-    return f"{why}; the job can start in {left_s:.0f} s, when {waiting_text} has expired"
+    detail = " (one day, because recovery.on_disconnect is wait)" if lease_s(job) > 3600 else ""
+    return f"{why}; the job can start in {left_s:.0f} s, when its lease{detail} has expired"

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
+from cluster.input.validation_errors import WrongValueError
 from orchestrator.limits import LimitExceeded
 
 STATUS = (
@@ -91,9 +92,10 @@ def install(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return json_response(error_body(UserError("the body is not JSON", "send a JSON object")), 422)
         location = [str(part) for part in first["loc"][1:]]  # the first is where it is: path, query, header or body
-        return json_response(
-            error_body(SpecError(".".join(location), first["msg"], "see /openapi.json for what is accepted")), 422
-        )
+        message, remedy = first["msg"], "see /openapi.json for what is accepted"
+        if isinstance(wrong := first.get("ctx", {}).get("error"), WrongValueError):
+            message, remedy = wrong.message, wrong.remedy or remedy
+        return json_response(error_body(SpecError(".".join(location), message, remedy)), 422)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

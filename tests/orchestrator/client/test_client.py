@@ -302,7 +302,7 @@ def test_following_a_log_without_a_server_names_the_job(tmp_path, monkeypatch, h
     monkeypatch.setattr(server_connection, "RECONNECT_S", 0.3)
     address = hanging_up([b""])
     with http.Client(address, "t", tmp_path) as client, pytest.raises(FleetError) as raised:
-        list(logs.follow_lines(client, "hello-1a2b3c4d"))
+        list(logs.follow_pages(client, "hello-1a2b3c4d"))
     assert raised.value.remedy.startswith("run `polyfleet logs -f hello-1a2b3c4d`: it starts a server")
 
 
