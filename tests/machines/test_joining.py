@@ -67,7 +67,7 @@ def test_our_code_travels_to_a_node_whose_python_has_not_got_it(outside: User, t
 def test_a_node_that_cannot_run_our_code_says_what_it_lacks(outside: User, theirs: TheirRay, shared_bed: Bed):
     python = bare_python(shared_bed.shared / "barer", ("psutil",))
     theirs.node(outside.machine, "--num-cpus=1", LABEL.format("barer"), python=python, env={})
-    wait(lambda: "No module named 'psutil'" in outside.states().get("barer", ""))
+    wait(lambda: "No module named 'psutil'" in outside.reasons().get("barer", ""))
     [found] = [f for f in outside.doctor() if f["node"] == "barer"]
     assert found["level"] == "error" and "install polyfleet" in found["remedy"]
 

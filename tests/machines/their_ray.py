@@ -146,6 +146,10 @@ class User:
         """Of the nodes, by name."""
         return {node["node"]: node["state"] for node in self.told("inventory")}
 
+    def reasons(self) -> dict[str, str]:
+        """Why each node is in its state, by name."""
+        return {node["node"]: node["reason"] for node in self.told("inventory")}
+
     def submit(self, command: str, *words: str) -> str:
         """Its id."""
         return str(self.told("submit", *words, "--", "sh", "-c", command)["id"])
