@@ -39,6 +39,21 @@ class CheckpointLocation:
         return f"{self.scheme}://{self.path}" if self.scheme else f"{self.pool}:{self.path}"
 
 
+def reference_fields(pool: str, path: str) -> dict[str, str]:
+    """`pool`, `path` and `ref` of a checkpoint, the fields by which every response names it.
+
+    `ref` is the text that commands and verbs accept: POOL:PATH, or outside pools (`pool` is empty) `path` itself, the
+    URI of an object store or a path of the user's machine.
+    """
+    return {"pool": pool, "path": path, "ref": f"{pool}:{path}" if pool else path}
+
+
+def split_reference(ref: str) -> dict[str, str]:
+    """The fields of `reference_fields` for POOL:PATH or a URI that our own code wrote."""
+    pool, _, path = ("", "", ref) if is_uri(ref) else ref.partition(":")
+    return reference_fields(pool, path)
+
+
 def parse_location(text: str, field: str = "checkpoint") -> CheckpointLocation:
     """Parse POOL:PATH or the URI of an object store.
 

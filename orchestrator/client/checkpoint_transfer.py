@@ -104,13 +104,6 @@ def download_checkpoint(client: "Client", source: str, target: str, progress: Pr
     return retry_unreachable(client, run) | {"seconds": time.monotonic() - started_s}
 
 
-def run_tool(client: "Client", tool: str, arguments: Data, progress: Progress | None = None, key: str = "") -> Data:
-    """Run the checkpoint tool of this name on a node; `arguments` are those of its verb."""
-    run = getattr(client.checkpoints, "import_" if tool == "import" else tool)
-    result: Data = run(**arguments, progress=progress, **({"key": key} if key else {}))
-    return result
-
-
 def import_local(client: "Client", source: str, target: str, options: Data, progress: Progress, key: str = "") -> Data:
     """Import a file or folder of this machine in another format into POOL:FOLDER. It is sent to a node, where a
     separate process with limits reads it, because its content is untrusted.

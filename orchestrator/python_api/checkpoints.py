@@ -1,23 +1,15 @@
 """Checkpoints from Python: `o.checkpoints` has a method for each command of `polyfleet checkpoint`."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from cluster.errors import FleetError, SpecError
 from orchestrator.client import client as http
-from orchestrator.client.checkpoint_transfer import run_tool
+from orchestrator.client.checkpoint_tools import CheckpointTools
 from orchestrator.client.server_connection import Bytes
 from orchestrator.show import checkpoints as show
 from orchestrator.show.notebook_views import KeyValueView, TableView
-from orchestrator.show.table import facts
-from orchestrator.spec.checkpoint_address import (
-    are_all_local,
-    checkpoint_arguments,
-    expand_user,
-    is_between_machine_and_pool,
-    is_local,
-    resolve_job,
-)
 
 Data = dict[str, Any]
 
@@ -43,12 +35,8 @@ class Checkpoints:
         return TableView(rows, show.checkpoints)
 
     def show(self, ref: str) -> KeyValueView:
-        ref = resolve_job(self._client, ref)
-        local = is_local(ref)
-        summary: Mapping[str, Any] = (
-            _run_locally("show", {"path": ref}) if local else self._client.checkpoints.show(ref)
-        )
-        return KeyValueView(summary, show.describe_table)
+        """Show what a checkpoint contains: producer, step, tensors, bytes."""
+        return KeyValueView(self._tools().show(ref), show.describe_table)
 
     def verify(self, ref: str, progress: Bytes | None = None) -> KeyValueView:
         """Read every byte and compare with the manifest's hashes."""
@@ -56,8 +44,7 @@ class Checkpoints:
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> KeyValueView:
         """Describe what devices of another kind would keep, convert or refuse, and whether the checkpoint fits."""
-        ref = resolve_job(self._client, ref)
-        return KeyValueView(self._client.checkpoints.plan(ref, to_kind, count=count), show.planned)
+        return KeyValueView(self._tools().plan(ref, to_kind, count), show.planned)
 
     def copy(
         self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
@@ -65,28 +52,8 @@ class Checkpoints:
         """Copy between pools, folders of this machine and object stores, and verify the copy. Only missing chunks are
         sent, so an interrupted copy resumes. Between pools and stores, `to_kind` converts the checkpoint first.
         """
-        source = resolve_job(self._client, source)
-        between = is_between_machine_and_pool(source, target)
-        if between or are_all_local(source, target):
-            if to_kind:
-                raise SpecError(
-                    "to_kind",
-                    "a copy from or to this machine cannot be converted during the copy",
-                    "convert it afterwards",
-                )
-            return KeyValueView(self._copy_locally(source, target, between, progress), show.copied)
-        how: Data = {"to_kind": to_kind, "on_lossy": on_lossy}
-        return KeyValueView(self._client.checkpoints.copy(source, target, **how, progress=progress), show.copied)
-
-    def _copy_locally(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
-        from orchestrator.client import checkpoint_transfer
-
-        if not between:
-            return {"source": source, **_run_locally("copy", {"source": source, "target": target}, progress)}
-        transfer = (
-            checkpoint_transfer.upload_checkpoint if is_local(source) else checkpoint_transfer.download_checkpoint
-        )
-        return transfer(self._client, source, target, progress or _quiet)
+        options = {"to_kind": to_kind, "on_lossy": on_lossy}
+        return KeyValueView(self._tools(progress).copy(source, target, options), show.copied)
 
     def diff(self, a: str, b: str, progress: Bytes | None = None) -> KeyValueView:
         """Compare two checkpoints tensor by tensor."""
@@ -127,12 +94,7 @@ class Checkpoints:
         `left_out` of the result has name and reason of each part that was not imported.
         """
         options = _without_none(format=format or None, step=step, drop=drop or None)
-        if target and is_local(source) and is_between_machine_and_pool(source, target):
-            from orchestrator.client.checkpoint_transfer import import_local
-
-            return KeyValueView(import_local(self._client, source, target, options, progress or _quiet), show.imported)
-        locations = {"source": source} | ({"root": target} if target else {})
-        return KeyValueView(self._run("import", locations, progress, options), show.imported)
+        return KeyValueView(self._tools(progress).import_(source, target, options), show.imported)
 
     def export(
         self,
@@ -153,28 +115,15 @@ class Checkpoints:
 
     def pin(self, ref: str, remove: bool = False) -> KeyValueView:
         """Protect a checkpoint from deletion by `keep` and `prune`. `remove` removes the pin."""
-        return KeyValueView(self._run("pin", {"path": ref}, None, {"remove": remove}), facts)
+        return KeyValueView(self._run("pin", {"path": ref}, None, {"remove": remove}), show.pinned)
 
     def _run(
         self, verb: str, locations: dict[str, str], progress: Bytes | None = None, options: Data | None = None
     ) -> Data:
-        """Run a tool on this machine if it can open all locations, else on a node."""
-        locations = locations | {
-            name: resolve_job(self._client, locations[name]) for name in checkpoint_arguments(verb)
-        }
-        arguments: Data = {**locations, **(options or {})}
-        if are_all_local(*locations.values()):
-            return _run_locally(verb, arguments, progress)
-        return run_tool(self._client, verb, arguments, progress)
+        return dict(self._tools(progress).run(verb, locations, options))
 
-
-def _run_locally(verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
-    """Run a tool on this machine in a child process, so that this process does not import torch."""
-    from workers.checkpoint.tools import run_in_child
-
-    paths = {name: expand_user(value) for name, value in arguments.items()}
-    result: Data = run_in_child(verb, paths, progress, follow_links=True)
-    return result
+    def _tools(self, progress: Bytes | None = None) -> CheckpointTools:
+        return CheckpointTools(lambda start=True: nullcontext(self._client), progress or _quiet)
 
 
 def _without_none(**options: Any) -> Data:

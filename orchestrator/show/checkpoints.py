@@ -25,13 +25,13 @@ def checkpoints(rows: list[Data], below: str = "") -> TextTable:
 def _row(c: Data) -> tuple[Any, ...]:
     problem = c.get("problem", "")
     saved_bytes = "" if problem else size(c["bytes"])
-    return (_location(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"])
+    return (c["ref"], c["step"], saved_bytes, c["producer"]["kind"], c["created"])
 
 
 def describe_table(data: Data) -> TableStack:
     producer = {name: value for name, value in data["producer"].items() if value not in (None, "")}
     head = {
-        "checkpoint": _location(data),
+        "checkpoint": data["ref"],
         "step": data["step"],
         "saved": data["created"],
         "size": size(data["bytes"]),
@@ -49,10 +49,6 @@ def describe_table(data: Data) -> TableStack:
     return TableStack((facts(head), "", table, *(["", *map(escape_control, skipped)] if skipped else [])))
 
 
-def _location(data: Data) -> str:
-    return f"{data['pool']}:{data['path']}" if "pool" in data else str(data["path"])
-
-
 def _entry(name: str, entry: Data) -> str:
     description = " ".join(filter(None, (entry["kind"], entry["type"])))
     return name if description in ("", name) else f"{name} ({description})"
@@ -64,7 +60,7 @@ def _plural(count: int, what: str) -> str:
 
 def verified(data: Data) -> TableStack:
     head = {
-        "checkpoint": _location(data),
+        "checkpoint": data["ref"],
         "step": data["step"],
         "sound": data["ok"],
         "read": f"{size(data['bytes'])} in {_plural(data['chunks'], 'chunk')}",
@@ -118,7 +114,7 @@ def copied(data: Data) -> TableStack:
 def conversion(data: Data) -> TableStack:
     """Converted tensors, with the differences in their values."""
     head = {
-        "checkpoint": data["path"],
+        "checkpoint": data["ref"],
         "step": data["step"],
         "size": size(data["bytes"]),
         "unchanged": f"{data['kept']} tensors",
@@ -168,7 +164,7 @@ def pruned(data: Data) -> TableStack:
 
 def imported(data: Data) -> TableStack:
     head = {
-        "checkpoint": data["path"],
+        "checkpoint": data["ref"],
         "from": data["format"],
         "step": data["step"],
         "size": f"{size(data['bytes'])}, {size(data['copied_bytes'])} of it copied",
@@ -180,9 +176,13 @@ def imported(data: Data) -> TableStack:
 
 def exported(data: Data) -> TableStack:
     head = {
-        "written": data["path"],
+        "written": data["ref"],
         "as": data["format"],
         "tensors": data["tensors"],
         "files": ", ".join(data["files"]),
     }
     return TableStack((facts(head), *map(escape_control, data["notes"])))
+
+
+def pinned(data: Data) -> TextTable:
+    return facts({"checkpoint": data["ref"], "pinned": data["pinned"]})

@@ -4,6 +4,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
+from orchestrator.views.checkpoints import CheckpointReference
+
 
 class LossView(TypedDict):
     """How a conversion changed the values of a tensor."""
@@ -25,10 +27,9 @@ class ConvertedTensor(TypedDict):
     change: LossView
 
 
-class ConversionResult(TypedDict):
+class ConversionResult(CheckpointReference):
     """A converted copy of a checkpoint."""
 
-    path: str
     step: int
     bytes: int
     already_there: bool
@@ -59,10 +60,9 @@ class CopyResult(TypedDict):
     """Present if the copy was converted."""
 
 
-class VerifyResult(TypedDict):
+class VerifyResult(CheckpointReference):
     """Result of reading every byte of a checkpoint."""
 
-    path: str
     step: int
     ok: bool
     bytes: int
@@ -114,10 +114,9 @@ class PruneResult(TypedDict):
     dry_run: bool
 
 
-class PinResult(TypedDict):
+class PinResult(CheckpointReference):
     """A checkpoint that was pinned or is no longer."""
 
-    path: str
     pinned: bool
 
 
@@ -128,10 +127,9 @@ class LeftOut(TypedDict):
     reason: str
 
 
-class ImportResult(TypedDict):
+class ImportResult(CheckpointReference):
     """A checkpoint made from a file or folder of another library."""
 
-    path: str
     format: str
     step: int
     tensors: int
@@ -144,10 +142,9 @@ class ImportResult(TypedDict):
     left_out: list[LeftOut]
 
 
-class ExportResult(TypedDict):
+class ExportResult(CheckpointReference):
     """Files written for another library."""
 
-    path: str
     format: str
     tensors: int
     files: list[str]

@@ -55,12 +55,20 @@ class CheckpointContents(TypedDict, total=False):
     """Tensors that share the data of another one."""
 
 
-class CheckpointIdentity(CheckpointContents):
-    """A checkpoint in a pool's storage."""
+class CheckpointReference(TypedDict):
+    """Where a checkpoint is."""
 
     pool: str
+    """Empty for one in an object store."""
     path: str
-    """Path in the pool's storage."""
+    """Path in the pool's storage, or the URI in an object store."""
+    ref: str
+    """POOL:PATH or the URI, as requests name the checkpoint."""
+
+
+class CheckpointIdentity(CheckpointReference, CheckpointContents):
+    """A checkpoint in a pool's storage."""
+
     name: str
     step: int
     created: str
@@ -190,8 +198,5 @@ class InterruptedView(TypedDict):
     name: str
 
 
-class CommittedView(TypedDict):
+class CommittedView(CheckpointReference):
     """A transfer that is complete."""
-
-    path: str
-    """Path in the pool's storage."""

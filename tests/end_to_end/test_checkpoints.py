@@ -49,8 +49,8 @@ def test_a_copy_between_pools_is_the_same_and_a_converted_one_says_what_it_chang
     assert (same["same"], same["b"]) == (True, copied["target"])
     lossy = told("convert", f"left:{saved}", f"left:{saved}-half", "--dtype", "float32=bfloat16", "--on-lossy", "allow")
     changed = {name for name, one in lossy["converted"].items() if one["change"]["values_changed"]}
-    moved = told("copy", lossy["path"], "right:half16", "--to-kind", "nvidia:V100", "--convert-at", "target")
-    assert moved["conversion"]["path"] == moved["target"]
+    moved = told("copy", lossy["ref"], "right:half16", "--to-kind", "nvidia:V100", "--convert-at", "target")
+    assert moved["conversion"]["ref"] == moved["target"]
     rows = told("diff", f"left:{saved}", "right:half16", code=1)["tensors"]
     assert {row["name"] for row in rows if row["max_abs"]} == changed
     assert {row["dtype_b"] for row in rows} == {"float16"}
@@ -71,7 +71,7 @@ def test_what_is_exported_is_imported_again(saved: str, told):
 def test_pruning_keeps_the_newest_and_what_is_pinned(saved: str, told, home: Path):
     shutil.copytree(home / "storage" / "left" / saved, home / "storage" / "left" / "pruned")
     oldest = told("list", "left:pruned")[-1]
-    told("pin", f"left:{oldest['path']}")
+    told("pin", oldest["ref"])
     assert len(told("prune", "left:pruned", "--keep", "1", "--dry-run")["deleted"]) == 1
     told("prune", "left:pruned", "--keep", "1")
     assert [row["step"] for row in told("list", "left:pruned")] == [15, 5]

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from patience import wait_for
 
-from cluster.errors import UserError
+from cluster.errors import FleetError, UserError
 from orchestrator.client import checkpoint_transfer
 from orchestrator.client import client as http
+from orchestrator.client.checkpoint_tools import CheckpointTools
 from orchestrator.python_api.checkpoints import Checkpoints
 from workers.checkpoint.tools import run_in_child
 
@@ -114,6 +115,17 @@ def test_what_a_client_names_cannot_leave_the_storage_or_the_checkpoint(client, 
         client.checkpoints.read_chunk("xla:sent", "../../../token", 0)
 
 
+def test_a_checkpoint_of_this_machine_has_no_pool_and_its_path_is_its_reference(large):
+    def no_server(start=True):
+        raise FleetError("no server is running")
+
+    tools, path = CheckpointTools(no_server, seen([])), str(large)
+    [listed] = tools.run_locally("list", {"root": str(large.parent)})
+    for view in (listed, tools.show(path), tools.run("verify", {"place": path})):
+        assert (view["pool"], view["path"], view["ref"]) == ("", path, path)
+    assert tools.plan(path, "tpu:v5e", 1)["bytes"] == listed["bytes"]
+
+
 def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
     place = client.checkpoints.destination("xla:sent")
     with pytest.raises(UserError):
@@ -124,8 +136,8 @@ def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
 def test_a_file_of_this_machine_is_imported_into_a_pool(client, live, large, tmp_path):
     source = str(tmp_path / "src/model.safetensors")
     told = checkpoint_transfer.import_local(client, source, "xla:brought", {"step": 3}, seen([]))
-    assert told["path"].startswith("xla:brought/step-00000003-") and told["transferred_bytes"] > 3 * CHUNK
-    assert client.checkpoints.verify(told["path"])["ok"]
+    assert told["ref"].startswith("xla:brought/step-00000003-") and told["transferred_bytes"] > 3 * CHUNK
+    assert client.checkpoints.verify(told["ref"])["ok"]
     assert client.checkpoints.show("xla:brought")["step"] == 3
     assert list((live.home / "storage/xla/.uploads").glob("[!.]*")) == []
 
@@ -164,7 +176,7 @@ def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(clie
     assert o.verify(back["target"])["ok"] and o.show(back["target"])["step"] == 7
     assert o.diff(str(large), back["target"])["same"]
     source = str(tmp_path / "src/model.safetensors")
-    assert o.import_(source, "xla:imported", step=3)["path"].startswith("xla:imported/step-00000003-")
+    assert o.import_(source, "xla:imported", step=3)["ref"].startswith("xla:imported/step-00000003-")
     assert o.import_(source, str(tmp_path / "here-too"), step=4)["step"] == 4
     o.export("xla:imported", "xla:exported.safetensors")
     with pytest.raises(UserError, match="cannot be converted"):

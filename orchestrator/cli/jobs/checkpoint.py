@@ -1,26 +1,18 @@
 """`polyfleet checkpoint …`: show, convert, copy and delete checkpoints, in pools and on this machine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cluster.errors import FleetError, UserError
-from orchestrator.cli.jobs.checkpoint_location import (
-    byte_progress,
-    resolve_job_name,
-    run_tool_in_fleet,
-    run_tool_locally,
-)
 from orchestrator.cli.terminal import completion_values
+from orchestrator.cli.terminal.byte_progress import byte_progress
 from orchestrator.cli.terminal.output import Format, Output, emit, print_message
-from orchestrator.spec.checkpoint_address import (
-    are_all_local,
-    checkpoint_arguments,
-    is_between_machine_and_pool,
-    is_local,
-)
 
 if TYPE_CHECKING:
+    from orchestrator.client.checkpoint_tools import CheckpointTools
     from orchestrator.client.client import Client
     from orchestrator.views.checkpoints import CheckpointSummary
 
@@ -45,14 +37,25 @@ Root = Annotated[
 ]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: an operation with the same key runs once")]
 REFUSED_EXIT_CODE, DIFFERENT_EXIT_CODE = 1, 1
-CONVERT_REMEDY = "copy it first, then convert the copy with `polyfleet checkpoint convert`"
+
+
+@contextmanager
+def _tools(label: str) -> Iterator["CheckpointTools"]:
+    """Checkpoint tools that show their progress as `label`."""
+    from orchestrator.client.checkpoint_tools import CheckpointTools
+    from orchestrator.client.client import connect
+
+    with byte_progress(label) as progress:
+        yield CheckpointTools(lambda start=True: connect(start=start, progress=print_message), progress)
 
 
 def _run(verb: str, locations: dict[str, str], label: str = "", key: str = "", **options: Any) -> Any:
-    locations |= {name: resolve_job_name(locations[name]) for name in checkpoint_arguments(verb)}
-    if are_all_local(*locations.values()):
-        return run_tool_locally(verb, {**locations, **options}, label)
-    return run_tool_in_fleet(verb, {**locations, **options}, label, key)
+    with _tools(label or verb) as tools:
+        return tools.run(verb, locations, _without_none(options), key)
+
+
+def _without_none(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @app.command("list")
@@ -75,7 +78,8 @@ def list_(
     from orchestrator.show.checkpoints import checkpoints
 
     if prefix.startswith(("/", "./", "../", "~")) or prefix in (".", ".."):
-        rows = run_tool_locally("list", {"root": prefix})
+        with _tools("list") as tools:
+            rows = tools.run_locally("list", {"root": prefix})
     else:
         of_pool, colon, path = prefix.partition(":")
         of_pool, path = (of_pool, path) if colon else ("", prefix)
@@ -102,15 +106,10 @@ def _list_checkpoints(client: "Client", pool: str, path: str) -> "list[Checkpoin
 @app.command()
 def show(ref: Location, output: Output = Format.TABLE) -> None:
     """Show what a checkpoint contains: producer, step, tensors, bytes."""
-    from orchestrator.client.client import connect
     from orchestrator.show.checkpoints import describe_table
 
-    ref = resolve_job_name(ref)
-    if is_local(ref):
-        summary = run_tool_locally("show", {"path": ref})
-    else:
-        with connect(progress=print_message) as client:
-            summary = client.checkpoints.show(ref)
+    with _tools("show") as tools:
+        summary = tools.show(ref)
     emit(summary, output, describe_table)
 
 
@@ -154,15 +153,10 @@ def plan(
     """Print what a move to another device kind would keep, convert or refuse, and whether it fits. Exit code 1 if it
     cannot be moved.
     """
-    from orchestrator.client.client import connect
     from orchestrator.show.checkpoints import planned
 
-    ref = resolve_job_name(ref)
-    if is_local(ref):
-        result = run_tool_locally("plan", {"path": ref, "to": to, "count": count})
-    else:
-        with connect(progress=print_message) as client:
-            result = client.checkpoints.plan(ref, to, count=count)
+    with _tools("plan") as tools:
+        result = tools.plan(ref, to, count)
     emit(result, output, planned)
     if not result["ok"]:
         raise typer.Exit(REFUSED_EXIT_CODE)
@@ -235,33 +229,11 @@ def copy(
     """Copy a checkpoint between pools, this machine and object stores, and verify it there. Only missing chunks are
     sent: run it again after an interruption, and it resumes.
     """
-    from orchestrator.client.client import connect
     from orchestrator.show.checkpoints import copied
 
-    source = resolve_job_name(source)
-    label = f"copying {source}"
-    if is_between_machine_and_pool(source, target):
-        if to_kind:
-            raise UserError(
-                "a copy between this machine and a pool cannot be converted during the copy", CONVERT_REMEDY
-            )
-        from orchestrator.client import checkpoint_transfer
-
-        transfer = (
-            checkpoint_transfer.upload_checkpoint if is_local(source) else checkpoint_transfer.download_checkpoint
-        )
-        with connect(progress=print_message) as client, byte_progress(label) as progress:
-            result = transfer(client, source, target, progress)
-    elif are_all_local(source, target):
-        if to_kind:
-            raise UserError(
-                "a copy on this machine cannot be converted during the copy", "use `polyfleet checkpoint convert`"
-            )
-        result = {"source": source, **run_tool_locally("copy", {"source": source, "target": target}, label)}
-    else:
-        how: dict[str, Any] = {"to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
-        with connect(progress=print_message) as client, byte_progress(label) as progress:
-            result = dict(client.checkpoints.copy(source, target, **how, progress=progress, key=key))
+    options = {"to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
+    with _tools(f"copying {source}") as tools:
+        result = tools.copy(source, target, options, key)
     emit(result, output, copied)
 
 
@@ -287,9 +259,9 @@ def pin(
     output: Output = Format.TABLE,
 ) -> None:
     """Protect a checkpoint: neither `keep` nor `prune` deletes it."""
-    from orchestrator.show.table import facts
+    from orchestrator.show.checkpoints import pinned
 
-    emit(_run("pin", {"path": ref}, key=key, remove=remove), output, facts)
+    emit(_run("pin", {"path": ref}, key=key, remove=remove), output, pinned)
 
 
 @app.command("import")
@@ -326,17 +298,9 @@ def import_(
     """
     from orchestrator.show.checkpoints import imported
 
-    locations, label = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
-    options: dict[str, Any] = {"format": format or None, "step": step, "drop": skip_unsupported or None}
-    if target and is_local(source) and is_between_machine_and_pool(source, target):
-        from orchestrator.client.checkpoint_transfer import import_local
-        from orchestrator.client.client import connect
-
-        arguments = {name: value for name, value in options.items() if value is not None}
-        with connect(progress=print_message) as client, byte_progress(label) as progress:
-            result = import_local(client, source, target, arguments, progress, key)
-    else:
-        result = _run("import", locations, label, key, **options)
+    options = _without_none({"format": format or None, "step": step, "drop": skip_unsupported or None})
+    with _tools(f"importing {source}") as tools:
+        result = tools.import_(source, target, options, key)
     emit(result, output, imported)
 
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.jobs.checkpoint_location import byte_progress
 from orchestrator.cli.terminal import completion_values
+from orchestrator.cli.terminal.byte_progress import byte_progress
 from orchestrator.cli.terminal.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=True, rich_markup_mode=None)

@@ -66,8 +66,11 @@ def _convert_then_copy(
     checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
 ) -> dict[str, Any]:
     converted = _convert(checkpoints, request, request.source, staging, progress)
-    copied = _copy_unchanged(checkpoints, converted["path"], request.target, progress)
-    return copied | {"source": request.source, "conversion": converted | {"path": copied["target"]}}
+    copied = _copy_unchanged(checkpoints, converted["ref"], request.target, progress)
+    return copied | {
+        "source": request.source,
+        "conversion": converted | checkpoint_location.split_reference(copied["target"]),
+    }
 
 
 def _copy_then_convert(
@@ -75,7 +78,7 @@ def _copy_then_convert(
 ) -> dict[str, Any]:
     copied = _copy_unchanged(checkpoints, request.source, staging, progress)
     converted = _convert(checkpoints, request, copied["target"], request.target, progress)
-    return copied | {"target": converted["path"], "conversion": converted}
+    return copied | {"target": converted["ref"], "conversion": converted}
 
 
 def _convert(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.input import checkpoint_location
-from cluster.input.checkpoint_location import CheckpointLocation
+from cluster.input.checkpoint_location import CheckpointLocation, reference_fields, split_reference
 from cluster.types import Finding
 from orchestrator.runtime.checkpoints.checkpoint_search import CheckpointMatch, PoolStorages
 from orchestrator.views.checkpoints import CheckpointDestination, CommittedView, IncomingView, MovePlan
@@ -64,7 +64,8 @@ class CheckpointService:
             by_path: dict[str, dict[str, Any]] = {}
             for node in self._storages.nodes_of(name):
                 for row in self._agents.call(node, "checkpoints", prefix) if not self._agents.away_reason(node) else ():
-                    by_path.setdefault(row["path"], {"pool": name, **row, "nodes": []})["nodes"].append(node)
+                    summary = row | reference_fields(name, row["path"])
+                    by_path.setdefault(row["path"], summary | {"nodes": []})["nodes"].append(node)
             rows += by_path.values()
         if not rows and (path := self._storages.replace_job_name(prefix)):
             return self.list(pool, path)
@@ -87,7 +88,8 @@ class CheckpointService:
         """Content of the manifest, and `damaged` and `passed_over` from earlier checks. Reads no tensor."""
         match = self._find(ref)
         summary = self._agents.call(match.node, "describe_checkpoint", match.location.path, match.location.pool)
-        return {"pool": match.location.pool, **summary, "passed_over": list(match.passed_over)}
+        identity = reference_fields(match.location.pool, summary["path"])
+        return {**summary, **identity, "passed_over": list(match.passed_over)}
 
     def findings(self) -> "builtins.list[tuple[str, Finding]]":
         """(node, finding) for each checkpoint that is marked as damaged and still stored, for `doctor`."""
@@ -278,13 +280,14 @@ class CheckpointService:
 
     def commit(self, node: str, folder: str, name: str) -> CommittedView:
         self._agents.call(node, "commit_checkpoint_upload", folder, name, timeout_s=VERIFY_S)
-        return {"path": f"{folder}/{name}"}
+        facts = self._agents[node].facts
+        return cast(CommittedView, reference_fields(facts.pool if facts else "", f"{folder}/{name}"))
 
     def tool(self, verb: str, named: "dict[str, str]", options: "dict[str, Any]", progress: Progress) -> Any:
         """Run a tool (workers.checkpoint.tools) on a node that reaches its locations: {argument: POOL:PATH or URI}.
 
         The location that the tool writes decides the pool; a node of it that has the data to read runs the tool. All
-        other locations must be readable on that node.
+        other locations must be readable on that node. A checkpoint in the result has `pool`, `path` and `ref`.
         """
         arguments: dict[str, Any] = dict(options)
         reached: list[tuple[str, str]] = []
@@ -307,7 +310,8 @@ class CheckpointService:
             raise SpecError("places", "none of them is in a pool", "run it on paths of this machine, without a fleet")
         pool = reached[0][0]
         node_with_data = next((node for of, node in reached if of == pool and node), "")
-        return self.run_tool(node_with_data or self.node_of(pool), verb, arguments, progress)
+        result = self.run_tool(node_with_data or self.node_of(pool), verb, arguments, progress)
+        return result | split_reference(result["path"]) if "path" in result else result
 
     def discard(self, location: CheckpointLocation) -> None:
         """Remove a checkpoint from every storage of its pool."""

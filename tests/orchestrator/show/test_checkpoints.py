@@ -64,7 +64,7 @@ def test_a_copy_tells_how_much_was_transferred_in_how_long():
 def test_a_conversion_tells_each_tensor_that_changed_and_by_how_much():
     change = {"values_changed": 3, "new_inf": 1, "new_nan": 0, "max_abs_error": 0.25, "max_rel_error": 0.001}
     row = {"stored_dtype": "float32", "dtype": "bfloat16", "bytes": 8, "device": "cpu", "change": change}
-    told = {"path": "xla:b/step-7", "step": 7, "bytes": 5 << 20, "kept": 2, "lossy": 1, "notes": ["s times 2"]}
+    told = {"ref": "xla:b/step-7", "step": 7, "bytes": 5 << 20, "kept": 2, "lossy": 1, "notes": ["s times 2"]}
     seen = lines(conversion(told | {"converted": {"model/w": row}}))
     assert seen[-2:] == ["model/w float32 bfloat16 3 0.25 0.001 1 0", "s times 2"]
     assert "converted 1 tensors, 1 with changed values" in seen
@@ -79,7 +79,7 @@ def test_a_difference_is_one_line_per_tensor():
 
 
 def test_a_damaged_checkpoint_is_told_in_the_list_and_only_then_there_is_such_a_column():
-    sound = {"pool": "p", "path": "a/step-1", "step": 1, "bytes": 10, "producer": {"kind": "cpu"}, "created": "now"}
+    sound = {"ref": "p:a/step-1", "step": 1, "bytes": 10, "producer": {"kind": "cpu"}, "created": "now"}
     damaged = sound | {"bytes": 0, "producer": {"kind": ""}, "created": "", "problem": "MANIFEST.json is cut off"}
     assert lines(checkpoints([sound]))[0] == "CHECKPOINT STEP SIZE KIND SAVED"
     assert lines(checkpoints([sound, damaged])) == [

@@ -17,14 +17,28 @@ def test_a_converted_checkpoint_differs_from_its_source(client, checkpoint):
     to_bfloat16 = {"dtype": {"float32": "bfloat16"}, "on_lossy": "allow"}
     converted = client.checkpoints.convert(checkpoint, "cpu:converted", **to_bfloat16)
     assert converted["converted"] and converted["lossy"]
-    difference = client.checkpoints.diff(checkpoint, converted["path"])
+    difference = client.checkpoints.diff(checkpoint, converted["ref"])
     assert difference["tensors"] and not difference["same"]
     assert client.checkpoints.diff(checkpoint, checkpoint)["same"]
 
 
 def test_a_copy_for_another_kind_is_converted(client, checkpoint):
     result = client.checkpoints.copy(checkpoint, "xla:copied", to_kind="tpu:v5e")
-    assert result["conversion"]["path"] == result["target"]
+    assert result["conversion"]["ref"] == result["target"]
+
+
+def test_every_response_names_a_checkpoint_in_the_same_three_fields(client, checkpoint):
+    verbs = client.checkpoints
+    to_bfloat16 = {"dtype": {"float32": "bfloat16"}, "on_lossy": "allow"}
+    exported = verbs.export(checkpoint, "cpu:weights.safetensors", entry="model")
+    responses = [
+        verbs.list(pool="cpu")[0], verbs.show(checkpoint), verbs.verify(checkpoint), verbs.pin(checkpoint),
+        verbs.convert(checkpoint, "cpu:half", **to_bfloat16),
+        exported, verbs.import_(exported["ref"], root="cpu:imported"),
+    ]  # fmt: skip
+    for view in responses:
+        assert (view["pool"], view["ref"]) == ("cpu", f"cpu:{view['path']}"), view
+        assert view is exported or verbs.show(view["ref"])["path"] == view["path"]
 
 
 def test_an_upload_has_hashes_of_what_was_sent(client):
