@@ -15,10 +15,11 @@ from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.messages import LaunchFailed, Message
 from orchestrator.core.controller.nodes import EVENTS as OF_NODES
 from orchestrator.core.jobs.fold import Record, apply, ignored_reason
-from orchestrator.core.model import Event
+from orchestrator.core.model import Event, Job
 from orchestrator.core.states import TERMINAL, State
 from tests.simulator.attempt import SimulatedAttempt
 from tests.simulator.overdue_flags import TimeLimits
+from tests.simulator.quotas import beyond_quota
 from tests.simulator.state_changes import Problem, find_phase_regressions
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ SENTENCES = {
     "I8": "the controller's records equal the fold of the log",
     "I9": "a crash at any point leads to the same ends as no crash",
     "I10": "a placement meets its candidate's constraints, on nodes that take work",
-    "I11": "only attempts of lower priority, or trainings with a checkpoint, are preempted, and have their grace",
+    "I11": "only lower priorities, trainings with a checkpoint, and borrowers are preempted, after their grace",
     "I12": "the newest checkpoint never becomes an older one",
+    "I13": "a project that may not borrow holds at most its quota, and only borrowed devices are reclaimed",
     "I14": "no decision depends on wall clocks",
     "I15": "an ended job's attempts have all ended, each with an outcome",
     "I16": "after an acknowledged cancel nothing of the job is placed",
@@ -171,6 +173,18 @@ class Checks:
                 if holder := self.allocation.get((devices_id, number)):
                     self.broken("I2", job.id, f"{devices_id} [{number}] is allocated to {holder}")
                 self.allocation[devices_id, number] = job.id
+        self._check_quota(job)
+
+    def _check_quota(self, job: Job) -> None:
+        project = self.world.projects.get(job.project)
+        if project and not project.borrow and (problem := self._beyond_quota(job.project)):
+            self.broken("I13", job.id, f"is placed, and {problem}")
+
+    def _beyond_quota(self, project: str) -> str:
+        world = self.world
+        if project not in world.projects:
+            return ""
+        return beyond_quota(project, world.projects[project], world.project_by_job, self.allocation)
 
     def check_state(self, control: Control, changes: Iterable[Problem]) -> None:
         """Check the controller's state after a step. `changes`: those in the step that no table explains."""
@@ -270,7 +284,9 @@ class Checks:
     def _preempted(self, event: Event, victim: Record) -> None:
         by = self.world.server.control.records.get(event.data["by"])
         equal = by is not None and by.job.priority == victim.job.priority and may_be_preempted_by_equal(victim)
-        if by is not None and by.job.priority <= victim.job.priority and not equal:
+        is_other = by is not None and by.job.project != victim.job.project
+        is_reclaimed = is_other and bool(self._beyond_quota(victim.job.project))
+        if by is not None and by.job.priority <= victim.job.priority and not (equal or is_reclaimed):
             self.broken("I11", event.job, f"priority {victim.job.priority} was preempted by priority {by.job.priority}")
         pair = (event.data["by"], event.job)
         self.preemptions[pair] = self.preemptions.get(pair, 0) + 1

@@ -26,8 +26,9 @@ from orchestrator.core.controller.attempts import AttemptPart, AttemptState, Liv
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.fleet import leaked_devices, membership
 from orchestrator.core.jobs.fold import apply
-from orchestrator.core.model import Job
+from orchestrator.core.model import Job, Project, Running
 from orchestrator.core.plan.options.gang import PlacementOption
+from orchestrator.core.plan.options.quota import Quota
 from orchestrator.core.states import State
 from orchestrator.core.step import control, launch_orders, placement
 from tests.simulator.faults import Faults
@@ -176,13 +177,35 @@ def node_restarted_amid_work() -> list[Patch]:
     ]
 
 
+def quota_ignored() -> list[Patch]:
+    """A project gets devices beyond its quota, and may not borrow."""
+    return [(Quota, "_limits", lambda quota, job, kind: [])]
+
+
+def all_counts_as_borrowed() -> list[Patch]:
+    """Devices within the quota of a project are reclaimed for another one."""
+    original = Quota._add_and_check
+
+    def add(quota: Quota, attempt: Running) -> bool:
+        original(quota, attempt)
+        return True
+
+    return [(Quota, "_add_and_check", add)]
+
+
+PROJECTS = {
+    "quota_ignored": {"a": Project({"cpu": 1, "nvidia": 1}), "b": Project({"tpu": 1})},
+    "all_counts_as_borrowed": dict.fromkeys("ab", Project({"cpu": 9, "nvidia": 9, "tpu": 9})),
+}
+"""Projects of the worlds for bugs in quotas."""
+
 PLANTED: dict[str, Callable[[], list[Patch]]] = {
     made.__name__: made
     for made in (
         *(first_cause_forgotten, cancel_loses_its_release, launch_replies_dropped, silence_never_missed),
         *(no_wait_after_the_fence, other_parts_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
         *(epochs_used_again, lease_stretched, devices_allocated_twice, reservations_not_released, old_lists_believed),
-        *(stuck_for_ever, node_restarted_amid_work),
+        *(stuck_for_ever, node_restarted_amid_work, quota_ignored, all_counts_as_borrowed),
         *BUGS,
     )
 }
@@ -204,6 +227,8 @@ FAULTS: dict[str, Callable[[], Faults]] = {
     "old_lists_believed": lambda: Faults(older_backup_s=60.0, server_killed_s=30.0),
     "stuck_for_ever": lambda: Faults(ray_is_stuck_s=60.0),
     "node_restarted_amid_work": lambda: Faults(ray_is_stuck_s=60.0),
+    "quota_ignored": Faults,
+    "all_counts_as_borrowed": Faults,
     "cut_off_for_ever": lambda: Faults(cut_out_s=6.0),
     "own_fence_mistaken_for_anothers": lambda: Faults(ray_away_s=30.0, cut_both_s=10.0),
     "late_replies_believed": lambda: Faults(doubled=0.2, slow=0.2),

@@ -233,7 +233,7 @@ class SimulatedServer:
         recorded = frozenset(machine.label for machine in self.world.machines if machine not in self.world.grown)
         trouble = "Ray's head does not respond" if self.world.ray.is_away else ""
         fields: dict[str, Any] = {"expected": running, "recorded": recorded, "restarts_nodes": True}
-        return m.Tick(problem=trouble, groups=self.world.groups, **fields)
+        return m.Tick(problem=trouble, groups=self.world.groups, projects=self.world.projects, **fields)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)

@@ -4,7 +4,7 @@ from itertools import chain, count
 
 import pytest
 
-from tests.simulator.planted_bugs import FAULTS, PLANTED, planted
+from tests.simulator.planted_bugs import FAULTS, PLANTED, PROJECTS, planted
 from tests.simulator.world import Simulation
 
 MOST_EVENTS = 400_000
@@ -34,6 +34,8 @@ LAW = {
     "any_release_believed": {"I20"},
     "user_error_mistaken_for_a_lost_node": {"I22"},
     "users_error_tried_again": {"I22"},
+    "quota_ignored": {"I13"},
+    "all_counts_as_borrowed": {"I11"},
     "conflict_mistaken_for_a_newer_attempt": {"I19"},
 }
 
@@ -81,7 +83,7 @@ def test_a_planted_bug_is_found(name):
     with planted(name):
         while events < MOST_EVENTS:
             seed = next(seeds)
-            world = Simulation(seed, FAULTS[name]())
+            world = Simulation(seed, FAULTS[name](), projects=PROJECTS.get(name))
             world.checks.unchecked = frozenset(OF_FIELDS - LAW[name])
             violation = world.run(4_000)
             events += world.clock.happened
@@ -95,10 +97,10 @@ def test_a_planted_bug_is_found(name):
 @pytest.mark.parametrize("name", SOONER)
 def test_a_planted_bug_is_found_before_anything_comes_of_it(name):
     with planted(name):
-        violation = Simulation(SEEN.get(name, 0), FAULTS[name]()).run(4_000)
+        violation = Simulation(SEEN.get(name, 0), FAULTS[name](), projects=PROJECTS.get(name)).run(4_000)
     assert violation is not None and violation.name == SOONER[name]
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_without_the_bug_the_same_world_breaks_no_law(name):
-    assert Simulation(SEEN.get(name, 0), FAULTS[name]()).run(4_000) is None
+    assert Simulation(SEEN.get(name, 0), FAULTS[name](), projects=PROJECTS.get(name)).run(4_000) is None

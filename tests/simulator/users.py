@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.controller import messages as m
 from orchestrator.core.model import Candidate, Job, Recovery
+from tests.simulator.quotas import choose_project
 from workers.protocol.failure_kinds import FAILURE_KINDS
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class Users:
             return
         self.number += 1
         job, script = make(rng, self.number)
+        job = replace(job, project=choose_project(world.projects, job))
+        world.project_by_job[job.id] = job.project
         world.scripts[job.id] = self._maybe_refused(job, script)
         world.processes[job.id] = []
         self.send(job, rng.random() < 0.05)

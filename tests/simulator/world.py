@@ -1,20 +1,21 @@
 """A simulated world: a fleet, a server, users and faults, all derived from one seed."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 from orchestrator.core.attempt import story
 from orchestrator.core.attempt.story import StoryLine
 from orchestrator.core.controller.scaling import NodeGroup
-from orchestrator.core.model import Event
+from orchestrator.core.model import Event, Project
 from tests.simulator.attempt import SimulatedAttempt
 from tests.simulator.clock import VirtualClock
 from tests.simulator.fault_injector import Injector
 from tests.simulator.faults import Faults, swarm
 from tests.simulator.invariants import Broken, Checks, Violation
 from tests.simulator.machine import SimulatedNode
+from tests.simulator.quotas import draw_projects
 from tests.simulator.ray import SimulatedRay
 from tests.simulator.server import SimulatedServer
 from tests.simulator.simulated_autoscaler import SimulatedAutoscaler
@@ -27,10 +28,19 @@ MAX_LINES = 100_000
 
 
 class Simulation:
-    def __init__(self, seed: int, faults: Faults | None = None, *, jobs_per_s: float | None = None):
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults | None = None,
+        *,
+        jobs_per_s: float | None = None,
+        projects: Mapping[str, Project] | None = None,
+    ):
         self.seed, self.clock = seed, VirtualClock()
         self.rng = Random(seed)
         self.faults = swarm(self.rng) if faults is None else faults
+        self.projects = projects or (draw_projects(seed) if faults is None else {})
+        self.project_by_job: dict[str, str] = {}
         self.wall_offset_s = 1.7e9
         self.scripts: dict[str, Script] = {}
         self.processes: dict[str, list[SimulatedAttempt]] = {}
