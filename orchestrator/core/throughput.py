@@ -4,18 +4,17 @@ A workload is a name: one of the catalogue's (`gpt2`), one that a user chose, or
 the job's folder. A training job is matched with training steps, any other with forwards.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cluster import catalogue
 from cluster.catalogue import lookup
 from cluster.catalogue.precision import short_name
-from orchestrator.core.timing import duration_text
+from orchestrator.core.step_rates import ReportedRates, StepRate, WorkloadRates, nearest_rate, workload_key
 
 if TYPE_CHECKING:
     from orchestrator.core.model import Job
-    from orchestrator.core.plan.options.gang import PlacementOption
 
 Key = tuple[str, str, str, str]
 """Workload, mode, kind, precision."""
@@ -77,13 +76,22 @@ class Estimated:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Newest measurement by key. `estimates` are for keys without one; they affect only the order of options."""
+    """Newest measurement by key. `estimates` are for keys without one; they affect only the order of options.
+
+    `step_rates` are those of running and ended jobs, which messages never call measurements of a benchmark.
+    """
 
     rows: Mapping[Key, Measured] = field(default_factory=dict)
     estimates: Mapping[Key, Estimated] = field(default_factory=dict)
+    step_rates: ReportedRates = field(default_factory=dict)
 
     def of(self, job: "Job", candidate: int, kind: str) -> Measured | None:
         return self.rows.get(_key(job, candidate, kind)) if job.workload else None
+
+    def reported(self, job: "Job", candidate: int) -> WorkloadRates:
+        """Return the rates that jobs of the workload reported with the settings of this candidate."""
+        key = workload_key(job, candidate) if self.step_rates else None
+        return self.step_rates.get(key, {}) if key else {}
 
     def estimated(self, job: "Job", candidate: int, kind: str) -> Estimated | None:
         if not job.workload:
@@ -103,11 +111,14 @@ class Throughput:
         return Estimated(rate, rate / lookup.SPEED_ERROR_FACTOR, rate * lookup.SPEED_ERROR_FACTOR, best.item, 0, other)
 
     def sentence(self, job: "Job", candidate: int, kind: str, now_s: float) -> str:
-        """Return e.g. `measured 1234 samples/s [1200, 1260] 2 h ago in bench-12ab34`, an estimate with its source, or
-        `unmeasured`.
+        """Return e.g. `measured 1234 samples/s [1200, 1260] 2 h ago in bench-12ab34`, the rate that a job reported, an
+        estimate with its source, or `unmeasured`.
         """
         if (measured := self.of(job, candidate, kind)) is not None:
             return f"measured {_rate(measured)} {_ago(now_s - measured.at_s)} in {measured.run}"
+        want = job.candidates[candidate]
+        if nearest := nearest_rate(self.reported(job, candidate), kind, want.count * want.nodes):
+            return _reported_sentence(*nearest, now_s)
         if (estimate := self.estimated(job, candidate, kind)) is not None:
             return f"estimated {_rate(estimate)} from {estimate.source}; not measured here"
         return "unmeasured"
@@ -120,6 +131,12 @@ def _key(job: "Job", candidate: int, kind: str) -> Key:
 
 def _rate(row: Measured | Estimated) -> str:
     return f"{_number_text(row.items_per_s)} {row.item}s/s [{_number_text(row.low)}, {_number_text(row.high)}]"
+
+
+def _reported_sentence(devices: int, rate: StepRate, now_s: float) -> str:
+    where = "one device" if devices == 1 else f"{devices} devices"
+    speed = f"{_number_text(rate.steps_per_s)} steps/s on {where}"
+    return f"{speed}, measured by job {rate.job} {_ago(now_s - rate.at_s)}; not benchmarked"
 
 
 def _number_text(rate: float) -> str:
@@ -146,107 +163,6 @@ class History:
 
     def all_runs_of(self, job: "Job") -> Mapping[str, float]:
         return self.all_runs.get((workload_name(job), job.task), {})
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates of the options of one job: items per second of all devices together, assuming linear scaling.
-
-    If nothing was measured but jobs of the workload have ended, rates are in jobs per second. `explored`: kinds that
-    were explored for long enough (see plan/exploration.py).
-    """
-
-    job: "Job"
-    throughput: Throughput
-    durations: Mapping[str, float]
-    items: float
-    explored: frozenset[str]
-    best: float | None = None
-    best_accelerator: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        job: "Job",
-        options: "Iterable[PlacementOption]",
-        throughput: Throughput,
-        history: History | None = None,
-        explored: frozenset[str] = frozenset(),
-    ) -> "Rates":
-        options = list(options)
-        took = history.of(job) if history else {}
-        without_best = cls(job, throughput, took, _items(job, options, throughput, took), explored)
-        rates = [(rate, _on_cpu(o)) for o in options if (rate := without_best.observed_rate(o)) is not None]
-        best = max((rate for rate, _ in rates), default=None)
-        return replace(
-            without_best, best=best, best_accelerator=max((r for r, on_cpu in rates if not on_cpu), default=None)
-        )
-
-    def measured(self, option: "PlacementOption") -> float | None:
-        row = self.throughput.of(self.job, option.candidate, option.nodes[0].kind)
-        return row.items_per_s * _devices(option) if row else None
-
-    def observed_rate(self, option: "PlacementOption") -> float | None:
-        """Return the measured rate, else one from the duration of ended jobs of the workload on this kind, or None."""
-        rate, took = self.measured(option), self.durations.get(option.nodes[0].kind, 0.0)
-        return self.items / took * _devices(option) if rate is None and self.items and took else rate
-
-    def joules_per_item(self, option: "PlacementOption") -> float:
-        """Return the energy per item in joules, 0 if it was not measured."""
-        row = self.throughput.of(self.job, option.candidate, option.nodes[0].kind)
-        return row.joules_per_item if row else 0.0
-
-    def expected(self, option: "PlacementOption") -> float:
-        """Return a rate for ordering options: the measured or observed rate, else the estimate.
-
-        Without an estimate, an accelerator comes just below the accelerator with the best rate, or first if none has
-        one; a CPU comes last. If any option has a rate, kinds that were explored for long enough come last, too.
-        """
-        if (rate := self.observed_rate(option)) is not None:
-            return rate
-        if self.best is not None and option.nodes[0].kind in self.explored:
-            return 0.0
-        estimate = self.throughput.estimated(self.job, option.candidate, option.nodes[0].kind)
-        if estimate is not None:
-            return estimate.items_per_s * _devices(option)
-        if _on_cpu(option):
-            return 0.0
-        return float("inf") if self.best_accelerator is None else self.best_accelerator * (1 - 1e-9)
-
-    def is_exploration(self, option: "PlacementOption") -> bool:
-        """Return True if this option has no rate and still precedes the one with the best rate."""
-        return self.observed_rate(option) is None and self.best is not None and self.expected(option) > self.best
-
-    def sentence(self, option: "PlacementOption", now_s: float) -> str:
-        """Describe the rate of one device like `Throughput.sentence`; if unmeasured, the duration of ended jobs."""
-        kind = option.nodes[0].kind
-        text = self.throughput.sentence(self.job, option.candidate, kind, now_s)
-        if text == "unmeasured" and (took := self.durations.get(kind)):
-            return f"jobs of this workload took about {duration_text(took)} on one device here"
-        return text
-
-
-def _items(
-    job: "Job", options: "Iterable[PlacementOption]", throughput: Throughput, took: Mapping[str, float]
-) -> float:
-    """Return the size of a job of this workload, in the unit of the rates.
-
-    In items, if a kind on which jobs have ended was measured; 1 (job), if no option was measured; else 0, because the
-    two kinds of rates cannot be compared.
-    """
-    for kind in sorted(took):
-        for candidate in range(len(job.candidates)):
-            if row := throughput.of(job, candidate, kind):
-                return row.items_per_s * took[kind]
-    return 0.0 if any(throughput.of(job, o.candidate, o.nodes[0].kind) for o in options) else 1.0
-
-
-def _devices(option: "PlacementOption") -> int:
-    return option.count * len(option.nodes)
-
-
-def _on_cpu(option: "PlacementOption") -> bool:
-    return option.nodes[0].backend == "cpu"
 
 
 def _ago(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Views of jobs and events for the API, with the state of the running fleet."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from orchestrator.core.attempt.story import story
@@ -42,7 +43,9 @@ class JobViews:
 
     def _estimate_inputs(self, record: Record) -> Evidence:
         throughput, history = self._runtime.measurements
-        progress = self._runtime.control.progress.get(record.job.id) or Progress()
+        control = self._runtime.control
+        throughput = replace(throughput, step_rates=control.step_rates)
+        progress = control.progress.get(record.job.id) or Progress()
         return Evidence(throughput, progress, history, device_seconds_by_kind(record.attempts, now().wall_s))
 
     def waiting_reason(self, record: Record) -> str:

@@ -227,7 +227,7 @@ def stop_event(before: StopRequest | None, after: StopRequest | None, message: m
     return "timed_out"
 
 
-class WatchedAttempts(CopyOnWriteDict[LiveAttempt]):
+class WatchedAttempts(CopyOnWriteDict[str, LiveAttempt]):
     def __init__(
         self, base: Mapping[str, LiveAttempt], changed: Callable[[LiveAttempt | None, LiveAttempt | None], None]
     ):

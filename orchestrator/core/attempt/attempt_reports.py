@@ -13,7 +13,7 @@ from orchestrator.core.controller.commands import RemoveFiles, Stop, StoreReport
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.controller.messages import Heartbeat, PartUnreadable
 from orchestrator.core.controller.nodes import Node, UntrackedAttempt
-from orchestrator.core.jobs import progress
+from orchestrator.core.jobs import job_rates, progress
 from orchestrator.core.states import State
 from orchestrator.core.timing import NODE_SILENT_S, UNTRACKED_RETRY_S
 from workers.protocol.messages import AttemptStatus, RankEvent
@@ -118,7 +118,10 @@ def _apply_rank_event(draft: Draft, attempt: LiveAttempt, node: str, event: Rank
         _record_checkpoint(draft, attempt, node, event)
     elif event.type == "report":
         draft.command(StoreReport(attempt.job, attempt.epoch, event.t, event.at, dict(event.data)))
-        return replace(attempt, pace=progress.apply_report(draft, attempt, event.t, event.data))
+        pace, record = progress.apply_report(draft, attempt, event.t, event.data), draft.records[attempt.job]
+        if pace is not None and pace.rate is not None and record.live_attempt is not None:
+            job_rates.put_rate(draft, record, record.live_attempt, pace.rate, draft.now.wall_s)
+        return replace(attempt, pace=pace)
     return attempt
 
 

@@ -16,8 +16,10 @@ from orchestrator.core.jobs.fold import Record, apply, ignored_reason
 from orchestrator.core.model import Event, Plan, Policy, Progress, Project, Since
 from orchestrator.core.placement_slots import PlanMemory
 from orchestrator.core.states import TERMINAL, WAITING
+from orchestrator.core.step_rates import ReportedRates
 from orchestrator.core.throughput import History
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -77,11 +79,12 @@ class Control:
     `on_node`: jobs with an attempt on each node. `drained`: node -> reason. `paused_until_s` and `since`: by job.
     `pending_releases`: by allocation name, reservations that must be released. `raised_fences`: by job, the fence that
     we last raised above an attempt. `epoch_guards`: jobs with attempts that are missing from the log. `copies`,
-    `progress` and, for ended jobs, `uncopied`: by job. `problem`: why nothing can be placed, or "". `is_joined`: the
-    controller is in the fleet's cluster, since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time
-    of the newest plan, `full_plan_s` of the newest full one, in which jobs of equal priority could move; `memory` is
-    input of the next plan. `ticked_s`: time of the newest tick. `needs_plan`: a new plan may differ from the last one.
-    `messages` and `commands` are the numbers of messages handled and commands sent since this controller started.
+    `progress` and, for ended jobs, `uncopied`: by job. `step_rates`: of running and ended jobs. `problem`:
+    why nothing can be placed, or "". `is_joined`: the controller is in the fleet's cluster, since `joined_s`; `scaling`
+    is the state of its autoscaler. `planned_s`: time of the newest plan, `full_plan_s` of the newest full one, in which
+    jobs of equal priority could move; `memory` is input of the next plan. `ticked_s`: time of the newest tick.
+    `needs_plan`: a new plan may differ from the last one. `messages` and `commands` are the numbers of messages handled
+    and commands sent since this controller started.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class Control:
     copies: Mapping[str, CopyState] = field(default_factory=dict)
     uncopied: Mapping[str, PendingLastCopy] = field(default_factory=dict)
     progress: Mapping[str, Progress] = field(default_factory=dict)
+    step_rates: ReportedRates = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     history: History = field(default_factory=History)
     scaling: Scaling = field(default_factory=Scaling)
@@ -115,44 +119,44 @@ class Control:
     commands: int = 0
 
 
-class CopyOnWriteDict(Generic[V]):
-    """Mapping by name that copies its base at the first change."""
+class CopyOnWriteDict(Generic[K, V]):
+    """Mapping that copies its base at the first change."""
 
-    def __init__(self, base: Mapping[str, V]):
+    def __init__(self, base: Mapping[K, V]):
         self._base = base
-        self._own: dict[str, V] | None = None
+        self._own: dict[K, V] | None = None
 
     @property
-    def current(self) -> Mapping[str, V]:
+    def current(self) -> Mapping[K, V]:
         return self._base if self._own is None else self._own
 
-    def __getitem__(self, key: str) -> V:
+    def __getitem__(self, key: K) -> V:
         return self.current[key]
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: K) -> bool:
         return key in self.current
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[K]:
         return iter(self.current)
 
-    def get(self, key: str) -> V | None:
+    def get(self, key: K) -> V | None:
         return self.current.get(key)
 
-    def items(self) -> list[tuple[str, V]]:
+    def items(self) -> list[tuple[K, V]]:
         """Return a list, so that the mapping may be changed while it is iterated over."""
         return list(self.current.items())
 
     def values(self) -> list[V]:
         return list(self.current.values())
 
-    def __setitem__(self, key: str, value: V) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         self._changed()[key] = value
 
-    def pop(self, key: str) -> None:
+    def pop(self, key: K) -> None:
         if key in self.current:
             del self._changed()[key]
 
-    def _changed(self) -> dict[str, V]:
+    def _changed(self) -> dict[K, V]:
         if self._own is None:
             self._own = dict(self._base)
         return self._own
@@ -179,6 +183,7 @@ class Draft:
         self.copies = CopyOnWriteDict(control.copies)
         self.uncopied = CopyOnWriteDict(control.uncopied)
         self.progress = CopyOnWriteDict(control.progress)
+        self.step_rates = CopyOnWriteDict(control.step_rates)
         self.events: list[Event] = []
         self.commands: list[Command] = []
         self.transitions: list[Transition] = []
@@ -202,6 +207,7 @@ class Draft:
             copies=self.copies.current,
             uncopied=self.uncopied.current,
             progress=self.progress.current,
+            step_rates=self.step_rates.current,
             messages=self.cause,
             commands=self.control.commands + len(self.commands),
             **self.changes,

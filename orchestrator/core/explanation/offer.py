@@ -13,9 +13,10 @@ from orchestrator.core.explanation.offer_plan import Allocation, Growth, PlaceEv
 from orchestrator.core.model import Devices, Job, Snapshot
 from orchestrator.core.plan.exploration import Exploration
 from orchestrator.core.plan.options.placement_options import NO_DEVICES
+from orchestrator.core.plan.options.rates import Rates
 from orchestrator.core.plan.options.score import price_per_item, score
 from orchestrator.core.states import State
-from orchestrator.core.throughput import Measured, Rates
+from orchestrator.core.throughput import Measured
 
 
 @dataclass(frozen=True, slots=True)

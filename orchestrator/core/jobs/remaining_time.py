@@ -1,6 +1,7 @@
 """Estimate the remaining time of a job on a number of devices of a kind. Pure.
 
 Sources, best first: its own reports, its user's declaration, earlier jobs of its workload, or as long as it has run.
+Its speed, on a kind where it has not reported one, is that which another job of its workload reported there.
 """
 
 from collections.abc import Mapping
@@ -36,11 +37,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Remaining time, at least MIN_REMAINING_S. `steps_per_s` is the speed on which it is based, 0 if unknown."""
+    """Remaining time, at least MIN_REMAINING_S. `steps_per_s` is the speed on which it is based, 0 if unknown.
+
+    `speed_of`: the other job that reported this speed, "" if it is the job's own.
+    """
 
     seconds: float
     source: Source
     steps_per_s: float = 0.0
+    speed_of: str = ""
 
     @property
     def sentence(self) -> str:
@@ -48,7 +53,8 @@ class Remaining:
         if self.source == "attained":
             return f"unknown; {_text(self.seconds)} assumed (attained)"
         speed = f" at {self.steps_per_s:.3g} steps/s" if self.steps_per_s else ""
-        return f"about {_text(self.seconds)} left{speed} ({self.source})"
+        of_other = f"; speed measured by job {self.speed_of}" if self.speed_of else ""
+        return f"about {_text(self.seconds)} left{speed} ({self.source}{of_other})"
 
 
 def remaining(job: Job, kind: str, devices: int, evidence: Evidence) -> Remaining:
@@ -76,9 +82,9 @@ def attained(progress: Progress, running: Running | None, ran_s: float) -> dict[
 
 def has_evidence(job: Job, kind: str, evidence: Evidence) -> bool:
     """Return True if `remaining` on this kind has real evidence, and does not assume that kinds are equally fast."""
-    own = {at for at, _ in evidence.progress.rates}
-    if (evidence.progress.of or job.work.steps) and own:
-        return kind in own or any(_measured_ratio(job, kind, other, evidence) is not None for other in own)
+    kinds = {at for at, _ in _reported_rates(job, kind, evidence)}
+    if (evidence.progress.of or job.work.steps) and kinds:
+        return kind in kinds or any(_measured_ratio(job, kind, other, evidence) is not None for other in kinds)
     if job.work.hours:
         at = _kind_of(job.work.on, job, kind, evidence)
         return at == kind or _measured_ratio(job, at, kind, evidence) is not None
@@ -91,20 +97,25 @@ def _from_steps(job: Job, kind: str, devices: int, evidence: Evidence) -> Remain
     total = progress.of or job.work.steps
     if not total or progress.step > total:
         return None
-    rate = _rate(job, kind, devices, evidence) or _mean_rate(job, kind, devices, evidence, total)
+    rate, speed_of = _rate(job, kind, devices, evidence)
+    rate = rate or _mean_rate(job, kind, devices, evidence, total)
     if not rate:
         return None
     rate = min(rate, MAX_STEPS_PER_S)
-    return Remaining(_bounded((total - progress.step) / rate), "reported" if progress.of else "declared", rate)
+    source: Source = "reported" if progress.of else "declared"
+    return Remaining(_bounded((total - progress.step) / rate), source, rate, speed_of)
 
 
-def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> float:
-    """Return the reported steps per second there, else scaled from the most similar place it ran on; 0 for none."""
-    rates = {settings: rate for settings, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
+def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> tuple[float, str]:
+    """Return (the reported steps per second there, the other job that reported them or "").
+
+    If there is no such rate, that of the most similar kind and number is scaled; 0 if there is none.
+    """
+    rates = _reported_rates(job, kind, evidence)
     if (kind, devices) in rates:
         return rates[kind, devices]
     if not rates:
-        return 0.0
+        return 0.0, ""
 
     def dissimilarity(settings: tuple[str, int]) -> tuple[bool, bool, float, str, int]:
         other, count = settings
@@ -112,7 +123,23 @@ def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> float:
         return other != kind, unmeasured, max(devices / count, count / devices), *settings
 
     other, count = min(rates, key=dissimilarity)
-    return rates[other, count] / count * devices * _ratio(job, kind, other, evidence)
+    rate, speed_of = rates[other, count]
+    return rate / count * devices * _ratio(job, kind, other, evidence), speed_of
+
+
+def _reported_rates(job: Job, kind: str, evidence: Evidence) -> dict[tuple[str, int], tuple[float, str]]:
+    """Return (rate, other job that reported it or "") by kind and devices: the job's own rates, and on kinds where it
+    has none those of other jobs that ran its workload like a candidate for `kind`.
+    """
+    own = {settings: (rate, "") for settings, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
+    if not evidence.throughput.step_rates:
+        return own
+    of_workload = (evidence.throughput.reported(job, n) for n in _candidates_for(job, kind))
+    others = next(filter(None, of_workload), {})
+    ran_on = {at for at, _ in own}
+    return own | {
+        settings: (other.steps_per_s, other.job) for settings, other in others.items() if settings[0] not in ran_on
+    }
 
 
 def _mean_rate(job: Job, kind: str, devices: int, evidence: Evidence, total: int) -> float:
@@ -152,10 +179,11 @@ def _ratio(job: Job, kind: str, other: str, evidence: Evidence) -> float:
 
 
 def _measured_ratio(job: Job, kind: str, other: str, evidence: Evidence) -> float | None:
-    """Return the relative speed from benchmarks of the workload, else from the job's own reports on both kinds."""
+    """Return the relative speed from benchmarks of the workload, else from reported rates on both kinds."""
     fast, slow = (_measured(job, one, evidence) for one in (kind, other))
     if not (fast and slow):
-        fast, slow = (_own_rate(one, evidence.progress) for one in (kind, other))
+        rates = _reported_rates(job, kind, evidence)
+        fast, slow = (_device_rate(one, rates) for one in (kind, other))
     ratio = fast / slow if fast and slow else 0.0
     return ratio if 0 < ratio < INFINITE else None
 
@@ -165,16 +193,21 @@ def _measured(job: Job, kind: str, evidence: Evidence) -> float:
 
     The precision is preferably that of a candidate for this kind.
     """
-    numbers = range(len(job.candidates))
-    matching = [n for n in numbers if any(matches_pattern(pattern, kind) for pattern in job.candidates[n].kinds)]
-    rows = (evidence.throughput.of(job, n, kind) for n in (*matching, *numbers))
+    rows = (evidence.throughput.of(job, n, kind) for n in (*_candidates_for(job, kind), *range(len(job.candidates))))
     return next((row.items_per_s for row in rows if row), 0.0) if evidence.throughput.rows else 0.0
 
 
-def _own_rate(kind: str, progress: Progress) -> float:
-    """Return the job's own steps per second per device, from the run with the fewest devices; 0 for none."""
-    rates = [(count, rate / count) for (at, count), rate in progress.rates.items() if at == kind]
-    return min(rates)[1] if rates else 0.0
+def _candidates_for(job: Job, kind: str) -> list[int]:
+    """Return the numbers of the candidates that accept `kind`, or of all if none does."""
+    numbers = range(len(job.candidates))
+    matching = [n for n in numbers if any(matches_pattern(pattern, kind) for pattern in job.candidates[n].kinds)]
+    return matching or list(numbers)
+
+
+def _device_rate(kind: str, rates: Mapping[tuple[str, int], tuple[float, str]]) -> float:
+    """Return the reported steps per second per device, from the run with the fewest devices; 0 for none."""
+    on_kind = [(count, rate / count) for (at, count), (rate, _) in rates.items() if at == kind]
+    return min(on_kind)[1] if on_kind else 0.0
 
 
 def _kind_of(pattern: str, job: Job, kind: str, evidence: Evidence) -> str:
@@ -182,7 +215,7 @@ def _kind_of(pattern: str, job: Job, kind: str, evidence: Evidence) -> str:
     if matches_pattern(pattern, kind):
         return kind
     of_job = {row[2] for row in evidence.throughput.rows if row[0] == job.workload}
-    ran = {at for at, _ in evidence.progress.rates}
+    ran = {at for at, _ in _reported_rates(job, kind, evidence)}
     return min((one for one in of_job | ran if matches_pattern(pattern, one)), default=pattern)
 
 

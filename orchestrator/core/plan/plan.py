@@ -18,9 +18,9 @@ from orchestrator.core.plan.options import backfill
 from orchestrator.core.plan.options.capacity import FreeCapacity
 from orchestrator.core.plan.options.gang import PlacementOption
 from orchestrator.core.plan.options.placement_options import Reasons, list_options, option_at, refusal_reasons
+from orchestrator.core.plan.options.rates import Rates
 from orchestrator.core.plan.options.score import reason, score
 from orchestrator.core.plan.policies import fifo
-from orchestrator.core.throughput import Rates
 
 Shape = tuple[object, ...]
 """Key that is equal for jobs that a plan treats alike."""

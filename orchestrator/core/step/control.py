@@ -16,6 +16,7 @@ them. No threads, no clock, no Ray.
 | fleet/autoscaler.py        | which nodes an autoscaler should start (fleet/demand.py) or may remove               |
 | user_requests.py           | how users' requests change jobs; fleet/node_requests.py: nodes                       |
 | jobs/progress.py           | the progress of open jobs, from the reports of their ranks                           |
+| jobs/job_rates.py          | the rates of these jobs that others of their workload use                            |
 | checkpoint_replication.py  | which checkpoint is copied to another machine, to which one, and when                |
 | fleet/leaked_devices.py    | which devices are leaked, and which node is restarted to free them                   |
 """
@@ -31,7 +32,7 @@ from orchestrator.core.controller.commands import Command
 from orchestrator.core.controller.draft import Control, Draft, PendingRelease
 from orchestrator.core.controller.messages import Message, Now
 from orchestrator.core.fleet import autoscaler, leaked_devices, membership, node_requests
-from orchestrator.core.jobs import progress
+from orchestrator.core.jobs import job_rates, progress
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.core.step import checkpoint_replication, placement, user_requests
@@ -72,11 +73,12 @@ def control_from_log(
     last_position: Callable[[str, int], int],
     now: Now,
     last_reported: Mapping[str, Mapping[str, Any]] | None = None,
+    metrics: Iterable[tuple[Record, Iterable[Mapping[str, Any]]]] = (),
 ) -> Control:
     """Return the state of a controller that starts, from the open jobs in the store.
 
     `last_position` returns the position of the last stored event of an attempt (job, epoch). `last_reported`: last
-    report by job.
+    report by job. `metrics`: the newest of each job that may have rates for others, also ended ones, oldest first.
     """
     draft, last_metrics = Draft(Control(drained=dict(drained)), now), last_reported or {}
     for record in records:
@@ -85,6 +87,8 @@ def control_from_log(
             draft.progress[record.job.id] = progress.progress_of(record, last_metrics.get(record.job.id, {}), now.s)
         if (attempt := attempt_of(record, now.s, AttemptState.ADOPTED)) is not None:
             draft.add_attempt(replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch)))
+    for record, rows in metrics:
+        job_rates.restore_rates(draft, record, rows)
     return draft.finish()
 
 

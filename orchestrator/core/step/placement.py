@@ -50,7 +50,7 @@ def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
         tuple(devices),
         waiting_jobs(control, now.s),
         fold.running(control.records[job] for job in control.attempts),
-        throughput,
+        replace(throughput, step_rates=control.step_rates),
         control.paused_until_s,
         now.wall_s,
         control.scaling.startable,

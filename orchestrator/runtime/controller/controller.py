@@ -35,6 +35,7 @@ from orchestrator.runtime.controller.inbox import Inbox, Liveness
 from orchestrator.runtime.controller.launch import Launcher
 from orchestrator.runtime.controller.repair import RepairThread
 from orchestrator.runtime.controller.step_batch import CYCLE_S, StepBatch
+from orchestrator.runtime.jobs.histories import newest_metrics
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.spec import installed_policies, node_groups
@@ -103,7 +104,8 @@ class ControllerThread(threading.Thread):
         self._executor = CommandExecutor(agents, launcher, store, jobs, self._inbox.put, log_preservation, repair)
         drained = drained_nodes(e for e in store.events_below(OWNER_PREFIX))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
-        initial = control.control_from_log(jobs.open(), drained, store.stored_offset, now(), reported)
+        earlier = newest_metrics(jobs, store)
+        initial = control.control_from_log(jobs.open(), drained, store.stored_offset, now(), reported, earlier)
         self._steps = StepBatch(jobs, initial, self._publish_state, self._before_write)
         for job_id, reason in jobs.damaged.items():
             # A job with a damaged history is cancelled: otherwise it might run twice.

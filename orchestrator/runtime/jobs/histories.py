@@ -1,21 +1,38 @@
-"""History of finished jobs for the planner: device-seconds by workload, task and kind, from the store."""
+"""History of jobs for the planner, from the store: device-seconds of finished ones by workload, task and kind, and the
+metrics from which a starting server computes the rates of their workloads.
+"""
 
 import threading
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.jobs.progress import device_seconds_by_kind
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.throughput import History, folder_workload
 from orchestrator.runtime.jobs.jobs import Jobs
+from orchestrator.store.events.event_store import EventStore
 
 MEDIAN_OF = 20
 """Number of newest jobs for the median."""
 AT_START = 500
 WORKLOADS = 10_000
 
+METRICS_OF = 200
+"""Number of newest ended jobs whose metrics are read at the start, beside those of open jobs."""
+MAX_ROWS = 32
+"""Number of newest rows of each: older ones have little weight in a rate (core/jobs/progress.py)."""
+
 Key = tuple[str, str]
+
+
+def newest_metrics(jobs: Jobs, store: EventStore) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
+    """Yield the newest metrics of the jobs that ended last and of the open ones, in this order."""
+    for record in (*jobs.page(TERMINAL, limit=METRICS_OF).records, *jobs.open()):
+        if record.attempts and (rows := store.reports(record.job.id, limit=MAX_ROWS, newest=True)):
+            yield record, rows
 
 
 class Histories:

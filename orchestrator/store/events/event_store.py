@@ -243,12 +243,17 @@ class EventStore:
         """Number of reports dropped since the start, because too many waited or the disk was full."""
         return self._writer.reports_lost
 
-    def reports(self, job: str, after: int = 0, limit: int | None = None) -> list[Data]:
-        """Reports of a job, oldest first: the metrics, and seq, epoch, step and time of each."""
-        query = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(reports.c.seq).limit(limit)
+    def reports(self, job: str, after: int = 0, limit: int | None = None, newest: bool = False) -> list[Data]:
+        """Reports of a job, oldest first: the metrics, and seq, epoch, step and time of each.
+
+        `limit` leaves out the last ones, or with `newest` the first ones.
+        """
+        order = reports.c.seq.desc() if newest else reports.c.seq
+        query = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(order).limit(limit)
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-        return [report for row in rows if (report := self._report(row))]
+        ordered = reversed(rows) if newest else rows
+        return [report for row in ordered if (report := self._report(row))]
 
     def last_report(self, job: str) -> Data:
         """The newest metrics of a job, {} if it reported none."""

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.jobs.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
-from orchestrator.runtime.jobs.histories import MEDIAN_OF, Histories
+from orchestrator.runtime.jobs.histories import MAX_ROWS, MEDIAN_OF, Histories, newest_metrics
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.store.events.event_store import EventStore
 
@@ -79,7 +79,7 @@ def test_what_was_tried_counts_however_it_ended(store, jobs):
     assert Histories(Jobs(store)).newest().all_runs == tried
 
 
-def test_a_server_that_starts_reads_the_newest_reports_of_many_jobs_at_once(store, jobs, wait_for):
+def test_a_server_that_starts_reads_the_newest_metrics_of_many_jobs_at_once(store, jobs, wait_for):
     for name in ("one", "two", "silent"):
         ran(jobs, name, 1.0)
     for step in (1, 2):
@@ -88,3 +88,18 @@ def test_a_server_that_starts_reads_the_newest_reports_of_many_jobs_at_once(stor
     wait_for(lambda: len(store.reports("one")) == 2 and store.reports("two"))
     names = ["one", "two", "silent", "unknown"]
     assert store.last_reports(names) == {"one": {"step": 2, "of": 9}, "two": {"step": 7}}
+
+
+def test_the_newest_metrics_of_ended_and_of_open_jobs_are_read_at_a_start(store, jobs, wait_for):
+    ran(jobs, "ended", 10.0)
+    jobs.commit([submitted(Job("waits", "waits", "train", (Candidate(("any",)),)), {}, 0.0)])
+    job = Job("open", "open", "train", (Candidate(("any",)),), workload="gpt2")
+    on_a = placed(job, Start("open", 0, (("a/cpu", (0,)),)), "cpu", "pool", 100.0)
+    jobs.commit([submitted(job, {}, 0.0), on_a, Event("open", "started", 1, 110.0)])
+    for step in range(MAX_ROWS + 5):
+        for name in ("open", "ended"):
+            store.report(name, 1, step, 110.0 + step, {"step": step})
+    wait_for(lambda: all(len(store.reports(name)) == MAX_ROWS + 5 for name in ("open", "ended")))
+    found = [(record.job.id, [row["step"] for row in rows]) for record, rows in newest_metrics(jobs, store)]
+    newest = list(range(5, MAX_ROWS + 5))
+    assert found == [("ended", newest), ("open", newest)]

@@ -5,7 +5,7 @@ from typing import Any
 from orchestrator.core.model import Job
 from orchestrator.core.plan.options.fit import is_named
 from orchestrator.core.plan.options.gang import PlacementOption, count_missing, is_far
-from orchestrator.core.throughput import Rates
+from orchestrator.core.plan.options.rates import Rates
 
 WANTS_SPEED = frozenset({"throughput", "finish_time", "deadline"})
 
