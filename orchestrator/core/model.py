@@ -39,12 +39,12 @@ class Candidate:
     kinds: tuple[str, ...]
     count: int = 1
     min_count: int = 1
-    nodes: int = field(default=1, metadata=ANY_DEVICES)
+    nodes: int = 1
     pool: str = ""
     node: str = ""
     memory_bytes: int = 0
     precision: str = field(default="", metadata=ANY_DEVICES)
-    batch_size: int = field(default=0, metadata=ANY_DEVICES)
+    batch_size: int = 0
     environment: dict[str, str] = field(default_factory=dict, metadata=ANY_DEVICES)
     command: tuple[str, ...] = field(default=(), metadata=ANY_DEVICES)
     arguments: dict[str, Any] = field(default_factory=dict, metadata=ANY_DEVICES)
@@ -54,7 +54,7 @@ class Candidate:
     pools: tuple[str, ...] = ()
     not_pools: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    whole_batch: bool = field(default=False, metadata=ANY_DEVICES)
+    whole_batch: bool = False
     features: tuple[str, ...] = ()
     memory_estimated: bool = False
 
@@ -201,12 +201,22 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
+class TpuSlice:
+    """TPU slice of several hosts, and the position `worker` of one of them. `name`: "" if unknown."""
+
+    name: str
+    hosts: int
+    worker: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Devices:
     """Equal devices of one node.
 
     `free` are the numbers of unallocated devices; memory and price are per device. `data` lists content that the node
     has cached (`Data.key`), `storage` is where its checkpoints are stored. `host` is the machine (NAME/ADDRESS) whose
-    memory the devices share with all its other devices, "" if they have memory of their own.
+    memory the devices share with all its other devices, "" if they have memory of their own. `tpu_slice`: the slice of
+    several hosts to which the node belongs.
     """
 
     id: str
@@ -226,6 +236,7 @@ class Devices:
     storage: str = ""
     host: str = ""
     host_memory_bytes: int = 0
+    tpu_slice: TpuSlice | None = None
 
 
 @dataclass(frozen=True, slots=True)

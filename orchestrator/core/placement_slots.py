@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 class Island:
     """Devices that may share one collective group: same back end, environment and pool, same kind.
 
-    `per_node`: number of devices of each node for exclusive candidates, else 0.
+    `per_node`: number of devices of each node for exclusive candidates, else 0. `tpu_slice`: its name for candidates on
+    several hosts of one TPU slice, else "".
     """
 
     pool: str
@@ -16,6 +17,7 @@ class Island:
     backend: str
     environment: str
     per_node: int = 0
+    tpu_slice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster.types import Device, NodeFacts
 from orchestrator.core.jobs.fold import Record
-from orchestrator.core.model import Devices, Event
+from orchestrator.core.model import Devices, Event, TpuSlice
 from orchestrator.core.timing import NODE_SILENT_S, duration_text
 from workers.protocol.messages import PROTOCOL
 
@@ -284,4 +284,12 @@ def _group(
         storage=facts.storage_id,
         host=f"{facts.host}/{facts.address}" if first.unified_memory else "",
         host_memory_bytes=max(facts.memory_total_bytes, *(d.total_memory_bytes or 0 for d in devices)),
+        tpu_slice=_tpu_slice(first),
     )
+
+
+def _tpu_slice(device: Device) -> TpuSlice | None:
+    """Return the TPU slice of a host, from its properties; None if the slice has one host only."""
+    properties = device.properties
+    hosts, worker = (value if type(value) is int else 0 for value in map(properties.get, ("slice_hosts", "worker_id")))
+    return TpuSlice(str(properties.get("slice_name") or ""), hosts, worker) if hosts > 1 else None

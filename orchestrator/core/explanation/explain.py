@@ -16,6 +16,7 @@ from orchestrator.core.plan.options.fit import (
     refusal_reason,
     right_kind,
     right_pool,
+    takes_all_devices,
 )
 from orchestrator.core.plan.options.gang import islands, too_few_nodes_reason
 from orchestrator.core.plan.options.host_memory import max_nodes_together
@@ -130,7 +131,8 @@ def _expected_durations_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
     capacity, expect = FreeCapacity(snapshot), expectation(snapshot)
     for want in job.candidates:
         for island, ids in capacity.candidate_nodes(want).islands.items():
-            count = minimum_count(want, capacity.devices[ids[0]]) if want.exclusive else want.count
+            first = capacity.devices[ids[0]]
+            count = minimum_count(want, first) if takes_all_devices(want, first) else want.count
             if (duration := expect(job, island.kind, count * want.nodes)).has_evidence:
                 yield duration.seconds
 
@@ -158,7 +160,7 @@ class ImpossibleCheck:
         return "; ".join(f"candidate {index + 1}: {reason}" for index, reason in enumerate(reasons))
 
     def _reason(self, want: Candidate) -> str:
-        key = (want.nodes, *request_key(want))
+        key = request_key(want)
         if (reason := self._reasons.get(key)) is None:
             if len(self._reasons) >= MAX_CACHED_REASONS:
                 self._reasons.clear()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from orchestrator.core.controller.scaling import NEW_NODE_PREFIX, Demand, NodeGroup, Request
-from orchestrator.core.model import Devices, Job, Plan, Snapshot
+from orchestrator.core.model import Devices, Job, Plan, Snapshot, TpuSlice
 from orchestrator.core.plan.plan import plan
 
 
@@ -89,9 +89,15 @@ def example_nodes(group: NodeGroup, count: int) -> list[Devices]:
             memory_bytes=group.memory_bytes,
             emulated=group.emulated,
             price_per_hour=group.price_per_hour,
+            tpu_slice=_new_slice(group, number),
         )
         for number in range(max(0, count))
     ]
+
+
+def _new_slice(group: NodeGroup, number: int) -> TpuSlice | None:
+    position, worker = divmod(number, group.hosts)
+    return TpuSlice(f"{NEW_NODE_PREFIX}{group.pool}-{position:05}", group.hosts, worker) if group.hosts > 1 else None
 
 
 def _round_to_slices(nodes: int, group: NodeGroup) -> int:

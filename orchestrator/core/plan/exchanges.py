@@ -52,17 +52,17 @@ def _move(
     assert leave.place is not None
     available = {have.id: capacity.available_soon(have.id) for have in nodes_at(leave.place.island, capacity)}
     _count(available, leave.attempt, 1)
-    if nodes := fullest(leave.place, available):
+    if nodes := fullest(leave.place, available, capacity):
         return Move(leave, tuple(nodes))
     possible = [*leaves.values(), *_movable_nearby(leave.place, leaves, available, snapshot, capacity)]
     others = [
         other for other in possible if other is not leave and _can_free_devices(other, leave, available, capacity)
     ]
-    victims = _minimal_victims(leave, others, available, snapshot)
+    victims = _minimal_victims(leave, others, available, snapshot, capacity)
     lost_s = sum(_lost_s(victim, leave, snapshot) for victim in victims)
     if not victims or not is_worth_moving(leave, snapshot, lost_s):
         return None
-    return Move(leave, tuple(fullest(leave.place, available)), tuple(victims))
+    return Move(leave, tuple(fullest(leave.place, available, capacity)), tuple(victims))
 
 
 def _movable_nearby(
@@ -89,7 +89,11 @@ def _can_free_devices(
 
 
 def _minimal_victims(
-    leave: LeavingJob, others: list[LeavingJob], available: dict[str, int], snapshot: Snapshot
+    leave: LeavingJob,
+    others: list[LeavingJob],
+    available: dict[str, int],
+    snapshot: Snapshot,
+    capacity: FreeCapacity,
 ) -> list[LeavingJob]:
     """Return a minimal set of jobs to stop, or [] if stopping all is not enough. Jobs that lose most are left first.
 
@@ -98,12 +102,12 @@ def _minimal_victims(
     assert leave.place is not None
     for other in others:
         _count(available, other.attempt, 1)
-    if not fullest(leave.place, available):
+    if not fullest(leave.place, available, capacity):
         return []
     victims = list(others)
     for other in sorted(others, key=lambda other: (-_lost_s(other, leave, snapshot), other.attempt.job)):
         _count(available, other.attempt, -1)
-        if fullest(leave.place, available):
+        if fullest(leave.place, available, capacity):
             victims.remove(other)
         else:
             _count(available, other.attempt, 1)

@@ -6,10 +6,10 @@ it would then end earlier by more than the move takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core.jobs.expected_duration import Expect, ExpectedDuration, in_state_s, restart_s
-from orchestrator.core.model import Devices, Job, Running, Snapshot
+from orchestrator.core.model import Devices, Job, Running, Snapshot, TpuSlice
 from orchestrator.core.placement_slots import Island, Place, PlaceReservation
 from orchestrator.core.plan.assignment.job_order import LeavingJob
 from orchestrator.core.plan.options.backfill import Reservation
@@ -61,7 +61,7 @@ def reserve_for_moving(snapshot: Snapshot, reserved: Mapping[str, PlaceReservati
             available = {
                 have.id: capacity.available_soon(have.id) for have in nodes_at(reservation.place.island, capacity)
             }
-            for devices_id in fullest(reservation.place, available):
+            for devices_id in fullest(reservation.place, available, capacity):
                 capacity.reserve(attempt.job, want, devices_id, reservation.place.count)
 
 
@@ -71,10 +71,17 @@ def nodes_at(island: Island, capacity: FreeCapacity) -> Iterator[Devices]:
             yield have
 
 
-def fullest(place: Place, available: Mapping[str, int]) -> list[str]:
-    """Return the tightest nodes with enough devices free or freeing for `place`; [] if there are too few nodes."""
+def fullest(place: Place, available: Mapping[str, int], capacity: FreeCapacity) -> list[str]:
+    """Return the tightest nodes with enough devices free or freeing for `place`; [] if there are too few nodes.
+
+    Several hosts of a TPU slice are all of one slice.
+    """
     suitable = sorted((count, devices_id) for devices_id, count in available.items() if count >= place.count)
-    return [devices_id for _, devices_id in suitable[: place.nodes]] if len(suitable) >= place.nodes else []
+    groups: dict[TpuSlice | None, list[str]] = {}
+    for _, devices_id in suitable:
+        tpu_slice = capacity.devices[devices_id].tpu_slice if place.nodes > 1 else None
+        groups.setdefault(tpu_slice and replace(tpu_slice, worker=0), []).append(devices_id)
+    return next((ids[: place.nodes] for ids in groups.values() if len(ids) >= place.nodes), [])
 
 
 def is_starving(job: Job, snapshot: Snapshot, expect: Expect, drains_s: Sequence[float] = ()) -> bool:

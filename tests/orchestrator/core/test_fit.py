@@ -2,7 +2,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from orchestrator.core.model import ANY_DEVICES, Candidate
+from orchestrator.core.model import ANY_DEVICES, Candidate, TpuSlice
 from orchestrator.core.plan.options.capacity import request_key
 from orchestrator.core.plan.options.fit import (
     RULES,
@@ -57,6 +57,7 @@ def test_every_rule_refuses_with_its_sentence(w):
         refusal_reason(w.want(node="b"), have): "right_node",
         refusal_reason(w.want(memory_bytes=100 * w.GiB), have): "enough_memory",
         refusal_reason(w.want(count=9), have): "enough_devices",
+        refusal_reason(w.want("tpu", count=4, nodes=2), w.v5e(tpu_slice=TpuSlice("s", 4))): "complete_slice",
         refusal_reason(w.want(max_price=2.5), w.devices("c", price_per_hour=4.0)): "within_price_limit",
         refusal_reason(w.want("nvidia", dtypes=("float16",)), w.devices("d", kind="nvidia:Z9")): "supports_dtypes",
         refusal_reason(w.want("cpu", features=("collectives=nccl",)), w.cpu()): "offers_features",
@@ -70,6 +71,7 @@ def test_every_rule_refuses_with_its_sentence(w):
         "is node a, but the job requires node b": "right_node",
         "has 80 GiB per device, but the job needs 100 GiB": "enough_memory",
         "has 8 devices in all, but the job needs 9": "enough_devices",
+        "is one of 4 hosts of TPU slice s, which are used together, but the job needs 2": "complete_slice",
         "costs 4 per device and hour, but the job pays at most 2.5": "within_price_limit",
         "has no documented native support for float16, which the job requires": "supports_dtypes",
         "offers collectives gloo, but the job requires nccl": "offers_features",

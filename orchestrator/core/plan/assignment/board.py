@@ -15,7 +15,7 @@ from orchestrator.core.placement_slots import Island, Place
 from orchestrator.core.plan.arrays.planner_jobs import WAITS, Floats, Integers, Work
 from orchestrator.core.plan.assignment.memory_limits import Needs, Obtainable, island_of, limited_machines
 from orchestrator.core.plan.options.capacity import FreeCapacity
-from orchestrator.core.plan.options.fit import minimum_count, vendor_change_reason
+from orchestrator.core.plan.options.fit import minimum_count, takes_all_devices, vendor_change_reason
 
 MAX_ALL_COUNTS = 8
 """Numbers of devices per node up to which all are options; above, only powers of two and the largest."""
@@ -117,7 +117,7 @@ def _choices(
     choices = [
         PlaceChoice(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
         for index, want in enumerate(job.candidates)
-        for place in _places(index, want, job, capacity, obtainable, ending)
+        for place in dict.fromkeys(_places(index, want, job, capacity, obtainable, ending))
     ]
     if any(choice.place.island.backend != "cpu" for choice in choices):
         return [
@@ -144,9 +144,10 @@ def _places(
         if narrowed is None:
             continue
         free = sorted(obtainable.counts_on(ids, want), reverse=True)
-        for count in [minimum_count(narrowed, first)] if narrowed.exclusive else counts(narrowed):
-            if len(free) >= want.nodes and free[want.nodes - 1] >= count:
-                yield Place(index, replace(island, per_node=0), count, want.nodes)
+        takes_all = takes_all_devices(narrowed, first)
+        for count in [minimum_count(narrowed, first)] if takes_all else counts(narrowed):
+            if len(free) >= want.nodes and free[want.nodes - 1] >= count:  # slices of one pool are one island here
+                yield Place(index, replace(island, per_node=0, tpu_slice=""), count, want.nodes)
 
 
 def counts(want: Candidate) -> list[int]:

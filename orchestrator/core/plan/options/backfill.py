@@ -69,10 +69,13 @@ def reservation_at(
     job: Job, place: Place, capacity: FreeCapacity, equals: frozenset[str] = frozenset()
 ) -> Reservation | None:
     """Return a reservation at `place`, or None. Attempts of the jobs in `equals` may stop for it, too."""
-    nodes = nodes_at(job, place, capacity)
-    if len(nodes) < place.nodes or capacity.quota.refusal_reason(job, place.devices, place.island.kind):
+    groups = [nodes for nodes in node_groups_at(job, place, capacity) if len(nodes) >= place.nodes]
+    if not groups or capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
-    return _reserve_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals)
+    reservations = (
+        _reserve_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals) for nodes in groups
+    )
+    return min(reservations, key=lambda reservation: _preference(job, reservation))
 
 
 def can_stop_any(job: Job, capacity: FreeCapacity, equals: frozenset[str] = frozenset()) -> bool:
@@ -80,15 +83,18 @@ def can_stop_any(job: Job, capacity: FreeCapacity, equals: frozenset[str] = froz
     return bool(equals or capacity.quota.borrowed or capacity.lower_priority(job.priority))
 
 
-def nodes_at(job: Job, place: Place, capacity: FreeCapacity) -> list[Devices]:
-    """Return the nodes that take jobs now and could be part of `place`."""
+def node_groups_at(job: Job, place: Place, capacity: FreeCapacity) -> list[list[Devices]]:
+    """Return the nodes that take jobs now and could be part of `place`: one group, or one for each TPU slice."""
     want = job.candidates[place.candidate]
     islands = capacity.candidate_nodes(want).islands
-    per_node = place.count if want.exclusive else 0
-    ids = islands.get(replace(place.island, per_node=per_node), ())
-    if not ids or vendor_change_reason(job, capacity.devices[ids[0]]):  # an island has one vendor
+    own = replace(place.island, per_node=place.count if want.exclusive else 0)
+    if want.nodes == 1:
+        groups = [islands[own]] if own in islands else []
+    else:
+        groups = [ids for island, ids in islands.items() if replace(island, tpu_slice="") == own]
+    if not groups or vendor_change_reason(job, capacity.devices[groups[0][0]]):  # an island has one vendor
         return []
-    return [capacity.devices[devices_id] for devices_id in ids]
+    return [[capacity.devices[devices_id] for devices_id in ids] for ids in groups]
 
 
 def apply(

@@ -137,7 +137,7 @@ class FreeCapacity:
     def job_key(self, job: Job) -> tuple[object, ...]:
         """Return a key that is equal for jobs that a plan treats alike."""
         vendor = "" if job.recovery.cross_vendor else job.backend
-        wants = tuple([(want.nodes, *request_key(want)) for want in job.candidates])
+        wants = tuple([request_key(want) for want in job.candidates])
         project = job.project if job.project in self.quota.projects else ""
         key = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
         return (job.priority, job.objective, project, vendor, *key, wants)
@@ -160,7 +160,8 @@ def _group_key(have: Devices) -> tuple[object, ...]:
     closed_reason = have.reason or have.node if not have.schedulable else ""
     where = (have.pool, have.kind, have.backend, have.environment)
     memory = (have.memory_bytes, have.host_memory_bytes if have.host else 0)
-    return (*where, *memory, have.total, have.emulated, have.price_per_hour, closed_reason)
+    tpu_slice = (have.tpu_slice.name, have.tpu_slice.hosts) if have.tpu_slice else ()
+    return (*where, *memory, *tpu_slice, have.total, have.emulated, have.price_per_hour, closed_reason)
 
 
 request_key: Callable[[Candidate], tuple[object, ...]] = attrgetter(

@@ -11,7 +11,17 @@ Rule = Callable[[Candidate, Devices], str]
 
 def minimum_count(want: Candidate, have: Devices) -> int:
     """Return the smallest number of devices of this node with which the candidate can run."""
-    return have.total if want.exclusive else want.min_count
+    return have.total if takes_all_devices(want, have) else want.min_count
+
+
+def takes_all_devices(want: Candidate, have: Devices) -> bool:
+    """Return True if the candidate uses all devices of each of its nodes."""
+    return want.exclusive or spans_slice(want, have)
+
+
+def spans_slice(want: Candidate, have: Devices) -> bool:
+    """Return True if the candidate needs several hosts, and this node is one of a TPU slice."""
+    return want.nodes > 1 and have.tpu_slice is not None
 
 
 def matches(pattern: str, have: Devices) -> bool:
@@ -109,6 +119,23 @@ def enough_devices(want: Candidate, have: Devices) -> str:
     return f"has {_devices(have.total)} in all, but the job needs {needed_text(want)}"
 
 
+def complete_slice(want: Candidate, have: Devices) -> str:
+    """Check that a candidate on several hosts of a TPU slice uses all of them, and all their chips."""
+    if have.tpu_slice is None or not spans_slice(want, have):
+        return ""
+    hosts, name = have.tpu_slice.hosts, have.tpu_slice.name
+    if not name:
+        return f"is one of {hosts} hosts of a TPU slice without a name; set TPU_NAME on each host of the slice"
+    if want.nodes != hosts:
+        return f"is one of {hosts} hosts of TPU slice {name}, which are used together, but the job needs {want.nodes}"
+    if want.exclusive or (want.min_count <= have.total <= want.count and want.divides(have.total)):
+        return ""
+    devices = f"all {have.total} chips of each host of TPU slice {name} are used together"
+    if have.total > want.count:
+        return f"has too many devices: {devices}, but the job needs {needed_text(want)}"
+    return f"cannot divide the job's batch of {want.batch_size} equally: {devices}"
+
+
 def within_price_limit(want: Candidate, have: Devices) -> str:
     if not want.max_price or have.price_per_hour <= want.max_price:
         return ""
@@ -124,7 +151,10 @@ def node_takes_jobs(_want: Candidate, have: Devices) -> str:
 def enough_free(want: Candidate, have: Devices) -> str:
     if len(have.free) >= minimum_count(want, have):
         return ""
-    return f"has {len(have.free)} of {_devices(have.total)} free, but the job needs {needed_text(want)}"
+    needed = needed_text(want)
+    if have.tpu_slice and spans_slice(want, have):
+        needed = f"all of them (TPU slice {have.tpu_slice.name})"
+    return f"has {len(have.free)} of {_devices(have.total)} free, but the job needs {needed}"
 
 
 def vendor_change_reason(job: Job, have: Devices) -> str:
@@ -139,7 +169,7 @@ REQUEST_RULES: tuple[Rule, ...] = (right_kind, emulated_only_if_named, right_poo
 
 PERMANENT_RULES: tuple[Rule, ...] = (
     *REQUEST_RULES,
-    *(enough_memory, enough_devices, within_price_limit, supports_dtypes, offers_features),
+    *(enough_memory, enough_devices, complete_slice, within_price_limit, supports_dtypes, offers_features),
 )
 """Rules whose result does not change however long the job waits."""
 

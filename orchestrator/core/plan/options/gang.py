@@ -1,11 +1,12 @@
 """Attempts on several nodes: all nodes are in one island, and either all of them start or none."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestrator.core.model import Candidate, Data, Devices, Job
 from orchestrator.core.placement_slots import Island
-from orchestrator.core.plan.options.fit import minimum_count
+from orchestrator.core.plan.options.fit import minimum_count, spans_slice, takes_all_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,16 @@ class PlacementOption:
 
 
 def island_of(want: Candidate, have: Devices) -> Island:
-    return Island(have.pool, have.kind, have.backend, have.environment, have.total if want.exclusive else 0)
+    tpu_slice = have.tpu_slice.name if have.tpu_slice and spans_slice(want, have) else ""
+    per_node = have.total if want.exclusive else 0
+    return Island(have.pool, have.kind, have.backend, have.environment, per_node, tpu_slice)
 
 
 def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[Devices]]:
     """Group nodes by island. The order of both does not depend on the order of `devices`.
 
     For exclusive candidates an island contains nodes with equal numbers of devices, because an attempt has the same
-    number on each of its nodes.
+    number on each of its nodes. For candidates on several hosts of a TPU slice, each slice is an island of its own.
     """
     grouped: dict[Island, list[Devices]] = {}
     for have in sorted(devices, key=lambda d: d.id):
@@ -44,21 +47,40 @@ def best_option(
     """Return the tightest fit in one island, or None. `fits` are its nodes that no rule refuses.
 
     Nodes that `job` avoids come last, nodes that have its checkpoint first, and among equal ones those with most of its
-    data. The number of devices per node is the largest of `want.counts` that `want.nodes` nodes have free, or with
-    `fewest` the smallest. It is the same on all nodes, since the ranks of unequal nodes would wait for the slowest.
+    data. A job on one node takes a host of an idle TPU slice last, and hosts of a slice are in the order of the slice.
+    The number of devices per node is the largest of `want.counts` that `want.nodes` nodes have free, or with `fewest`
+    the smallest. It is the same on all nodes, since the ranks of unequal nodes would wait for the slowest.
     """
     if len(fits) < want.nodes:
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
     count = minimum_count(want, fits[0])
-    if not (fewest or want.exclusive):
+    if not (fewest or takes_all_devices(want, fits[0])):
         possible = range(min(want.count, frees[want.nodes - 1]), count, -1)
         count = next(filter(want.divides, possible), count)
     able = [have for have in fits if len(have.free) >= count]
-    tightest = sorted(
-        able, key=lambda d: (d.node in job.avoid, is_far(job, d), len(d.free), count_missing(job.data, d), d.id)
-    )
-    return PlacementOption(index, count, tuple(tightest[: want.nodes]))
+    idle = _idle_slices(able) if want.nodes == 1 else frozenset()
+
+    def tightness(have: Devices) -> tuple[bool, bool, bool, int, int, str]:
+        in_idle_slice = have.tpu_slice is not None and have.tpu_slice.name in idle
+        missing = count_missing(job.data, have)
+        return (have.node in job.avoid, is_far(job, have), in_idle_slice, len(have.free), missing, have.id)
+
+    chosen = sorted(able, key=tightness)[: want.nodes]
+    if spans_slice(want, chosen[0]):
+        chosen.sort(key=_position)
+    return PlacementOption(index, count, tuple(chosen))
+
+
+def _position(have: Devices) -> tuple[int, str]:
+    return have.tpu_slice.worker if have.tpu_slice else 0, have.id
+
+
+def _idle_slices(nodes: Iterable[Devices]) -> frozenset[str]:
+    """Return the TPU slices of which every host is among these nodes, with all devices free."""
+    idle = (have.tpu_slice for have in nodes if have.tpu_slice and len(have.free) == have.total)
+    hosts = Counter((tpu_slice.name, tpu_slice.hosts) for tpu_slice in idle)
+    return frozenset(name for (name, total), count in hosts.items() if count >= total)
 
 
 def is_far(job: Job, have: Devices) -> bool:
@@ -76,6 +98,11 @@ def too_few_nodes_reason(want: Candidate, by_island: dict[Island, list[Devices]]
     if want.nodes == 1 or not by_island:
         return ""
     island, fits = max(by_island.items(), key=lambda item: len(item[1]))
+    if island.tpu_slice:
+        return (
+            f"the job needs all {want.nodes} hosts of one TPU slice; {len(fits)} of slice {island.tpu_slice} in pool "
+            f"{island.pool} ({island.kind}) can run it"
+        )
     have = f"pool {island.pool} has {len(fits)} ({island.kind})"
     each = "as many devices as the others" if want.exclusive else f"{want.min_count} devices"
     return f"the job needs {want.nodes} nodes of one pool and kind, each with {each}; {have}"

@@ -29,11 +29,13 @@ def option_at(job: Job, place: Place, capacity: FreeCapacity, nodes: tuple[str, 
     exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
     if capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
-    able = backfill.nodes_at(job, place, capacity)
-    able = [have for have in able if have.id in nodes] if nodes else able
-    need = minimum_count(exact, able[0]) if able else 0
-    fits = [have for have in capacity.memory.limit_free(exact, able, need) if len(have.free) >= need]
-    return best_option(place.candidate, exact, fits, job)
+    for group in backfill.node_groups_at(job, place, capacity):
+        able = [have for have in group if have.id in nodes] if nodes else group
+        need = minimum_count(exact, able[0]) if able else 0
+        fits = [have for have in capacity.memory.limit_free(exact, able, need) if len(have.free) >= need]
+        if option := best_option(place.candidate, exact, fits, job):
+            return option
+    return None
 
 
 def list_options(job: Job, capacity: FreeCapacity) -> list[PlacementOption]:

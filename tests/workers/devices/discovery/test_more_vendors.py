@@ -4,6 +4,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
+
 from workers.devices.capability.hardware import HardwareDetector
 from workers.devices.discovery import discover
 from workers.devices.discovery.machine import Machine
@@ -77,11 +79,16 @@ def test_gaudi_cards_are_told_but_not_offered():
 
 class Metadata(BaseHTTPRequestHandler):
     def do_GET(self):
-        right = self.path.endswith("/attributes/tpu-env") and self.headers["Metadata-Flavor"] == "Google"
+        attributes = {
+            "tpu-env": b"ACCELERATOR_TYPE: 'v5litepod-8'\nTOPOLOGY: '2x4'\nWORKER_ID: '1'\nZONE: 'us-west4-a'\n",
+            "instance-id": b"my-tpu\n",
+        }
+        text = attributes.get(self.path.partition("/attributes/")[2], b"")
+        right = text and self.headers["Metadata-Flavor"] == "Google"
         self.send_response(200 if right else 404)
         self.end_headers()
         if right:
-            self.wfile.write(b"ACCELERATOR_TYPE: 'v5litepod-8'\nTOPOLOGY: '2x4'\nWORKER_ID: '1'\nZONE: 'us-west4-a'\n")
+            self.wfile.write(text)
 
     def log_message(self, *_):
         pass
@@ -95,13 +102,24 @@ def test_a_tpu_vm_tells_its_slice_from_the_metadata_server():
     finally:
         server.shutdown()
         server.server_close()
-    assert told == {"accelerator_type": "v5litepod-8", "topology": "2x4", "worker_id": 1}
+    assert told == {"accelerator_type": "v5litepod-8", "topology": "2x4", "worker_id": 1, "slice_name": "my-tpu"}
 
 
 def test_the_variables_of_gke_need_no_server_and_none_at_all_is_no_error():
     given = {"TPU_ACCELERATOR_TYPE": "v6e-4", "TPU_TOPOLOGY": "2x2", "GCE_METADATA_HOST": "127.0.0.1:9"}
     assert tpu_vm.facts(given) == {"accelerator_type": "v6e-4", "topology": "2x2"}
+    assert tpu_vm.facts(given | {"TPU_NAME": "tpu-group-0"})["slice_name"] == "tpu-group-0"
+    hosts = {"TPU_WORKER_HOSTNAMES": "tpu-0-0.tpu,tpu-0-1.tpu"}
+    assert tpu_vm.facts(given | hosts)["slice_name"] == "tpu-0-0.tpu"
     assert tpu_vm.facts({"GCE_METADATA_HOST": "127.0.0.1:9"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("topology", "chips", "hosts"),
+    [("4x4", 4, 4), ("2x2x4", 4, 4), ("2x4", 8, 1), ("", 4, 1), ("4x4", 5, 1), ("odd", 4, 1), ("2x2", 8, 1)],
+)
+def test_the_hosts_of_a_slice_follow_from_its_topology_and_the_chips_of_one(topology, chips, hosts):
+    assert tpu_vm.slice_hosts({"topology": topology} if topology else {}, chips) == hosts
 
 
 def test_a_cpu_tells_sockets_cores_nodes_caches_and_instruction_sets(machine):

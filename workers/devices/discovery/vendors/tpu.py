@@ -31,6 +31,8 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         return [], [Finding("error", "tpu", f"{len(chips)} TPU chips on the PCI bus, but no /dev/accel* or /dev/vfio/*",
                             "give this container access to the TPU's device files")]  # fmt: skip
     vm = tpu_vm.facts(machine.environ)
+    if (hosts := tpu_vm.slice_hosts(vm, len(chips))) > 1:
+        vm["slice_hosts"] = hosts
     matched = _match_files(machine, chips, files)
     visible = machine.visible("TPU_VISIBLE_CHIPS")
     devices = [
