@@ -31,6 +31,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers of all tests; nothing else is called like them
 
+import brief_reports
 import draws
 import garbage
 import leftovers
@@ -68,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
         plugins.append(limits.Limits())
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         plugins += [retries.Starts(), garbage.Garbage()]
+    if hasattr(config, "workerinput"):
+        plugins.append(brief_reports.BriefReports())
     if not hasattr(config, "workerinput"):
         plugins += reporting(config)
     for plugin in plugins:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import brief_reports
 import leftovers
 import pytest
 from patience import wait_for
@@ -168,6 +169,48 @@ def test_what_the_garbage_collector_ends_fails_the_run_and_no_test(project, begi
     assert run.returncode == 1 and "2 passed" in said and "failed" not in said.split("=====")[-2], said
     assert "warnings raised during garbage collection: this run fails" in said
     assert "tests/test_it.py, or a file that ran before it in the same process" in said
+
+
+OUTCOMES = """
+    import pytest
+
+    @pytest.fixture
+    def setup_fails():
+        print("said before")
+        assert False, "setup has failed"
+
+    @pytest.fixture
+    def teardown_fails():
+        yield
+        assert False, "teardown has failed"
+
+    def test_fails(): assert False, "call has failed"
+    def test_is_skipped(): pytest.skip("skipped here")
+    def test_never_begins(setup_fails): pass
+    def test_ends_badly(teardown_fails): pass
+    @pytest.mark.xfail
+    def test_fails_as_expected(): assert False
+"""
+
+
+def test_processes_of_tests_report_every_outcome_and_where_it_came_about(project, begin):
+    said, _ = begin(project(OUTCOMES), "-n2", "-ra", POLYFLEET_TESTS_RETRY="no").communicate()
+    assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors in " in said, said
+    for text in ("skipped here", "said before", "setup has failed", "teardown has failed"):
+        assert text in said, said
+    assert said.count("call has failed") >= 2, "when it happens, and in the summary"
+
+
+def report(when, duration=0.0, outcome="passed", sections=()):
+    return pytest.TestReport("a", ("a", 1, "a"), {}, outcome, None, when, sections, duration)
+
+
+def test_a_short_setup_or_teardown_that_passed_is_no_news():
+    assert not brief_reports.is_news(report("setup")) and not brief_reports.is_news(report("teardown"))
+    told = [report("call"), report("setup", outcome="failed"), report("teardown", outcome="failed")]
+    told += [report("setup", outcome="skipped"), report("teardown", duration=brief_reports.BRIEF_S)]
+    told += [report("setup", sections=[("Captured stdout setup", "said")])]
+    assert all(brief_reports.is_news(one) for one in told)
 
 
 LEAVES = """
