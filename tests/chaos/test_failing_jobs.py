@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -40,7 +41,7 @@ def test_a_job_that_uses_up_its_nodes_memory_is_told_so_and_its_node_goes_on(cas
         other = now.train(resources={"pool": "left"})
         now.works()
         now.inject(lambda: None)
-        job = now.run(f"{sys.executable} -c '{GROWS}'", "FAILED", resources={"pool": "right"})
+        job = now.run(f"{shlex.quote(sys.executable)} -c '{GROWS}'", "FAILED", resources={"pool": "right"})
         until(lambda: now.view(job)["state"] == "FAILED")
         now.took("failed_s", time.monotonic() - now.at_s)
         failure = now.view(job)["failure"]

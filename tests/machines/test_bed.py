@@ -1,5 +1,6 @@
 """The machines themselves: what each has of its own, and that each fault does what it says, and heals."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -207,7 +208,7 @@ def test_without_sshd_and_without_python(bed: Bed):
     assert m2.run(["sh", "-c", "command -v python3 || echo none"]).stdout == "none\n"
     assert m2.run([sys.executable, "-c", ""], check=False).returncode != 0
     bed.heal()
-    assert bed.ssh("m2", f"{sys.executable} -I -S -c 'print(1)'").stdout == "1\n"
+    assert bed.ssh("m2", f"{shlex.quote(sys.executable)} -I -S -c 'print(1)'").stdout == "1\n"
 
 
 def test_the_network_is_none_that_this_host_knows():

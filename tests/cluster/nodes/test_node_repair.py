@@ -1,6 +1,7 @@
 """When a lost node is started again, when not, and who goes first. The node's Ray ends as soon as it begins."""
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from cluster.nodes.embedded import down, fleet_lock
 from cluster.nodes.node_repair import HEAD, NodeRepair, RepairResult, backoff_left_s, lost_nodes
 
 ENDS = f"""#!/bin/sh
-[ "$1" = -c ] && exec {sys.executable} "$@" || echo "no device"
+[ "$1" = -c ] && exec {shlex.quote(sys.executable)} "$@" || echo "no device"
 """
 """A Python that says of itself what ours says, and no more."""
 

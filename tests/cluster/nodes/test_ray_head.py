@@ -1,6 +1,7 @@
 """What becomes of the nodes of a Ray cluster whose head cannot come back, and of nodes that nobody wrote down."""
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from cluster.nodes import embedded, ray_head
 from cluster.nodes.node_repair import NodeRepair, lost_nodes
 
 ENDS = f"""#!/bin/sh
-[ "$1" = -c ] && exec {sys.executable} "$@" || echo "no device"
+[ "$1" = -c ] && exec {shlex.quote(sys.executable)} "$@" || echo "no device"
 """
 """A Python that says of itself what ours says, and no more."""
 SAVES = f'trap "echo told > {os.devnull}; touch told" TERM; touch ready; while :; do read word; done'

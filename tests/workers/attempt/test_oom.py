@@ -1,6 +1,7 @@
 """Memory that runs out for real: ranks in a memory-limited control group of this kernel, killed by it."""
 
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from workers.processes.oom import OomMonitor
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 LIMIT_BYTES = 96 << 20
+PYTHON = shlex.quote(sys.executable)
 GROWS = """
 import os, pathlib, time
 print("ready", flush=True)
@@ -78,7 +80,7 @@ def test_a_rank_killed_by_the_kernel_in_the_nodes_own_limit_is_told_with_peak_an
 
 
 def test_a_rank_killed_in_a_group_that_nobody_told_us_of_is_found_in_the_kernels_counters(node, limited):
-    script = f"echo $$ > {limited}/cgroup.procs; exec {sys.executable} -c '{GROWS}'"
+    script = f"echo $$ > {limited}/cgroup.procs; exec {PYTHON} -c '{GROWS}'"
     node.start(command=("sh", "-c", script))
     node.until_printed("ready")
     (node.folder().work(0) / "go").touch()
@@ -89,7 +91,7 @@ def test_a_rank_killed_in_a_group_that_nobody_told_us_of_is_found_in_the_kernels
 
 
 def test_a_shell_whose_program_ran_out_of_memory_is_told_so(node, limited):
-    script = f"echo $$ > {limited}/cgroup.procs; {sys.executable} -c '{GROWS}'; exit $?"
+    script = f"echo $$ > {limited}/cgroup.procs; {PYTHON} -c '{GROWS}'; exit $?"
     node.start(command=("sh", "-c", script))
     node.until_printed("ready")
     (node.folder().work(0) / "go").touch()
@@ -104,7 +106,7 @@ def test_a_rank_killed_by_a_person_is_not_told_as_out_of_memory_though_another_p
         pytest.skip("the kernel's log cannot be read here")
     node.python("j", WAITS)
     pid = int(node.until_file(node.folder().work(0) / "pid"))
-    script = f"echo $$ > {limited}/cgroup.procs; exec {sys.executable} -c 'x = bytearray({2 * LIMIT_BYTES})'"
+    script = f"echo $$ > {limited}/cgroup.procs; exec {PYTHON} -c 'x = bytearray({2 * LIMIT_BYTES})'"
     assert subprocess.run(["sh", "-c", script]).returncode == -9
     os.kill(pid, 9)
     failure = node.outcome()["failure"]

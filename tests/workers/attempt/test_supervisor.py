@@ -1,4 +1,5 @@
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -184,10 +185,11 @@ signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
 signal.pause()
 """)
-    line = f"{sys.executable} {tmp_path}/save.py"
+    words = (sys.executable, str(tmp_path / "save.py"))
+    line = shlex.join(words)
     (tmp_path / "run.sh").write_text(f"set -e\n{line}\necho wrapper-done\n")
-    shell = {"exec": f"exec {line}", "line": f"{line}; true", "script": f"bash {tmp_path}/run.sh"}
-    node.start(command=tuple(line.split()) if form == "words" else ("/bin/sh", "-c", shell[form]))
+    shell = {"exec": f"exec {line}", "line": f"{line}; true", "script": f"bash {shlex.quote(str(tmp_path))}/run.sh"}
+    node.start(command=words if form == "words" else ("/bin/sh", "-c", shell[form]))
     node.until_printed("ready")
     node.attempts.stop("j", 1, "preempt")
     says_so = finished and form in ("words", "exec")  # a shell around it ends by the signal, not with 0
@@ -203,10 +205,11 @@ def test_a_command_that_ends_with_zero_within_its_grace_has_not_finished_whoever
 ):
     """A notice is for all attempts of the node; at a shutdown the machine asks the supervisor itself."""
     (tmp_path / "save.sh").write_text("trap 'exit 0' TERM\necho ready\nwhile :; do sleep 0.05; done\n")
-    line = f"sh {tmp_path}/save.sh"
+    words = ("sh", str(tmp_path / "save.sh"))
+    line = shlex.join(words)
     (tmp_path / "run.sh").write_text(f"{line}\n")
-    shell = {"exec": f"exec {line}", "line": f"{line}; true", "script": f"bash {tmp_path}/run.sh"}
-    node.start(command=tuple(line.split()) if form == "words" else ("/bin/sh", "-c", shell[form]))
+    shell = {"exec": f"exec {line}", "line": f"{line}; true", "script": f"bash {shlex.quote(str(tmp_path))}/run.sh"}
+    node.start(command=words if form == "words" else ("/bin/sh", "-c", shell[form]))
     node.until_printed("ready")
     if how == "shutdown":
         os.kill(node.supervisor_pid(), signal.SIGTERM)

@@ -7,12 +7,12 @@ import ast
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace as Plain
 
 import psutil
 import pytest
+from python_scripts import SHEBANG
 
 from workers.devices import discovery
 from workers.devices.discovery import discover
@@ -76,7 +76,7 @@ def with_tool(tmp_path):
     def add(machine, name, code):
         tool = tmp_path / "bin" / name
         tool.parent.mkdir(exist_ok=True)
-        tool.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
+        tool.write_text(f"{SHEBANG}import sys\n{code}\n")
         tool.chmod(0o755)
         return Machine(machine.root, {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}, "Linux")
 
@@ -251,7 +251,7 @@ def mac(tmp_path, said, status=0, brand="Apple M4 Pro"):
     """A system_profiler that prints this, and sysctl, as real programs below a root."""
     for name, text in (("system_profiler", said), ("sysctl", brand)):
         tool = tmp_path / name
-        tool.write_text(f"#!{sys.executable}\nprint({text!r})\nraise SystemExit({status if name != 'sysctl' else 0})\n")
+        tool.write_text(f"{SHEBANG}print({text!r})\nraise SystemExit({status if name != 'sysctl' else 0})\n")
         tool.chmod(0o755)
 
 

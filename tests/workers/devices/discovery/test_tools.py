@@ -2,10 +2,10 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from python_scripts import SHEBANG
 
 from cluster.types import Device
 from workers.devices.capability.hardware import HardwareDetector
@@ -34,7 +34,7 @@ def with_tool(tmp_path):
     def add(machine, name, code):
         tool = tmp_path / "bin" / name
         tool.parent.mkdir(exist_ok=True)
-        tool.write_text(f"#!{sys.executable}\nimport sys, time\n{code}\n")
+        tool.write_text(f"{SHEBANG}import sys, time\n{code}\n")
         tool.chmod(0o755)
         return Machine(machine.root, {**machine.environ, "PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"})
 
