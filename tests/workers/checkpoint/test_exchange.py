@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from lazy_modules import LazyModule
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -26,6 +26,7 @@ from workers.checkpoint.exchange.pickles.torch_archive import Archive
 from workers.checkpoint.exchange.sources.formats import read
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 

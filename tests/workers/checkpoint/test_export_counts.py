@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from lazy_modules import LazyModule
 from safetensors import safe_open
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from workers.checkpoint import export_checkpoint, save
 
+dcp = LazyModule("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def held_in(path: Path) -> int:
     """Tensors in one file, or in all files of a folder."""
     if (path / ".metadata").is_file():
-        described = FileSystemReader(path).read_metadata().state_dict_metadata.values()
-        return sum(isinstance(told, TensorStorageMetadata) for told in described)
+        described = dcp.FileSystemReader(path).read_metadata().state_dict_metadata.values()
+        return sum(isinstance(told, dcp.metadata.TensorStorageMetadata) for told in described)
     if path.is_dir():
         return sum(held_in(file) for file in path.iterdir() if not file.name.endswith(".json"))
     if path.suffix == ".safetensors":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from lazy_modules import LazyModule
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -16,6 +16,7 @@ from workers.checkpoint.exchange.importer import import_here
 from workers.checkpoint.format.manifest import DamagedCheckpoint, manifest_digest
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 

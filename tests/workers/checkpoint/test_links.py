@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 import torch
+from lazy_modules import LazyModule
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint import save as dcp_save
 
+from workers import checkpoint
 from workers.checkpoint import (
     DamagedCheckpoint,
-    PolyfleetStorageReader,
     convert,
     copy,
     describe,
@@ -31,6 +30,7 @@ from workers.checkpoint.format.manifest import DAMAGED_REMEDY
 from workers.checkpoint.tools import run, run_in_child
 from workers.errors import CheckpointError
 
+dcp_library = LazyModule("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 1234567\n".format("ab" * 32)
@@ -62,7 +62,7 @@ def torch_file(folder):
 
 
 def dcp(folder):
-    dcp_save({"model": {"weight": WEIGHT}}, checkpoint_id=str(folder))
+    dcp_library.save({"model": {"weight": WEIGHT}}, checkpoint_id=str(folder))
 
 
 def accelerate(folder):
@@ -116,7 +116,7 @@ def test_a_checkpoint_whose_files_are_links_is_loaded_by_who_names_it(tmp_path):
     for verify_by in ("chunks", "once"):
         assert torch.equal(load(tmp_path / "latest", verify=verify_by).state["t"]["w"], WEIGHT)
     state = {"t": {"w": torch.zeros_like(WEIGHT)}}
-    dcp_load(state, storage_reader=PolyfleetStorageReader(folder))
+    dcp_library.load(state, storage_reader=checkpoint.PolyfleetStorageReader(folder))
     assert torch.equal(state["t"]["w"], WEIGHT)
 
 
@@ -162,7 +162,7 @@ def test_links_to_checkpoints_below_a_root_are_listed_for_its_user_and_not_for_n
     for found in (load(root), load(root, step=2), load(root, verify="once")):
         assert torch.equal(found.state["t"]["w"], WEIGHT + 1)
     state = {"t": {"w": torch.zeros_like(WEIGHT)}}
-    dcp_load(state, storage_reader=PolyfleetStorageReader(root))
+    dcp_library.load(state, storage_reader=checkpoint.PolyfleetStorageReader(root))
     assert torch.equal(state["t"]["w"], WEIGHT + 1)
     assert copy(root, tmp_path / "copied")["step"] == 2
     assert [row["path"] for row in run_in_child("list", {"root": str(root)}, follow_links=True)] == places

@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from lazy_modules import LazyModule
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from workers.checkpoint import PolyfleetStorageReader, import_checkpoint, load
+from workers import checkpoint
+from workers.checkpoint import import_checkpoint, load
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
+state_dicts = LazyModule("torch.distributed.checkpoint.state_dict")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # torch 2.8 about its own code
@@ -118,7 +120,7 @@ def test_the_report_says_how_many_parameters_no_shape_could_be_compared_for(tmp_
 def test_names_that_fit_no_single_model_give_way_to_positions(tmp_path, bits):
     model, live = layers(4, 4, 4), layers(4, 4, 4)
     optimizer, same = stepped(model, adam(model.parameters())), adam(live.parameters())
-    held = get_optimizer_state_dict(model, optimizer)
+    held = state_dicts.get_optimizer_state_dict(model, optimizer)
     average = copy.deepcopy(model.state_dict())
     for models, why in [
         ({"model": model.state_dict(), "ema": average}, "not used: model and ema have the same names"),
@@ -171,7 +173,7 @@ def test_where_position_and_order_disagree_position_counts_and_the_report_says_s
 def test_names_in_the_file_find_their_parameters_in_any_order(form, tmp_path, bits):
     model, live = layers(4, 4, 4), layers(4, 4, 4)
     optimizer = stepped(model, adam(model.named_parameters() if form == "param_names" else model.parameters()))
-    held = optimizer.state_dict() if form == "param_names" else get_optimizer_state_dict(model, optimizer)
+    held = optimizer.state_dict() if form == "param_names" else state_dicts.get_optimizer_state_dict(model, optimizer)
     state = {"model": model.state_dict(), "optimizer": held}
     if form == "dcp":
         dcp.save(state, checkpoint_id=tmp_path / "folder", no_dist=True)
@@ -212,7 +214,7 @@ def test_dcp_reads_imported_state_by_name_and_by_number(tmp_path, torch_files):
     first = load(told["path"]).state["optimizer"]["state"][0]["exp_avg"]
     for key in ("0", "wte.weight"):
         asked = {"optimizer": {"state": {key: {"exp_avg": torch.zeros_like(first)}}}}
-        dcp.load(asked, storage_reader=PolyfleetStorageReader(told["path"]), no_dist=True)
+        dcp.load(asked, storage_reader=checkpoint.PolyfleetStorageReader(told["path"]), no_dist=True)
         assert torch.equal(asked["optimizer"]["state"][key]["exp_avg"], first)
 
 

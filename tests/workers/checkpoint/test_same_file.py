@@ -11,13 +11,12 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from lazy_modules import LazyModule
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from workers.checkpoint import export_checkpoint, load, save
 from workers.checkpoint.exchange.importer import import_here
@@ -27,6 +26,8 @@ from workers.checkpoint.loading.converter import convert
 from workers.checkpoint.transfer.copier import copy
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
+format_utils = LazyModule("torch.distributed.checkpoint.format_utils")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
@@ -73,6 +74,9 @@ def by_names(model, optimizer):
     return {"state": {names[i]: slots for i, slots in held["state"].items()}, "param_groups": groups}
 
 
+SCRIPTS = ("gpt", "tutorial", "lightning", "imagenet", "gan", "named", "weights", "optimizer", "odd", "list")
+
+
 def scripts():
     """Files as well-known scripts write them, and the step that each tells."""
     model, optimizer = trained()
@@ -80,7 +84,7 @@ def scripts():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10).state_dict()
     compiled = OrderedDict((f"_orig_mod.{name}", tensor) for name, tensor in weights.items())
     best = torch.tensor(1.5)
-    return {
+    made = {
         "gpt": ({"model": compiled, "optimizer": state, "model_args": {"n_layer": 2, "bias": False, "dropout": 0.0},
                  "iter_num": 40, "best_val_loss": best, "config": {"betas": (0.9, 0.95), "o": "o", "seed": None}}, 40),
         "tutorial": ({"epoch": 7, "model_state_dict": weights, "optimizer_state_dict": state, "loss": 0.25}, 7),
@@ -98,6 +102,8 @@ def scripts():
                  "rng": [np.arange(4), torch.get_rng_state()], "shared": [best, best]}, 8),
         "list": ([1, (2, best)], None),
     }  # fmt: skip
+    assert tuple(made) == SCRIPTS
+    return made
 
 
 def saved(value, path):
@@ -111,7 +117,7 @@ def returned(path):
     return torch.load(target, weights_only=False)
 
 
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_gets_its_own_file_back_and_the_import_knows_its_step(name, tmp_path):
     value, step = scripts()[name]
     told = import_here(str(saved(value, tmp_path / "file.pt")), str(tmp_path / "in"))
@@ -295,7 +301,9 @@ def unpickled(path):
 
 def sharded(folder):
     """All of a folder of torch.distributed.checkpoint, as torch's own converter reads it."""
-    dcp_to_torch_save(folder, file := folder.parent.parent / f"{folder.parent.name}-{folder.name}-as-one.pt")
+    format_utils.dcp_to_torch_save(
+        folder, file := folder.parent.parent / f"{folder.parent.name}-{folder.name}-as-one.pt"
+    )
     return unpickled(file)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from lazy_modules import LazyModule
 from safetensors.torch import save_file
 
 from workers.checkpoint.exchange.change_stamps import stamp
@@ -21,6 +21,7 @@ from workers.checkpoint.exchange.script_versions import hand_on, keep
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
 CPU = ("cpu", 1)
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from lazy_modules import LazyModule
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.api import CheckpointException
 
+from workers import checkpoint
 from workers.checkpoint import (
-    PolyfleetStorageReader,
-    PolyfleetStorageWriter,
     describe,
     list_checkpoints,
     load,
@@ -25,6 +23,7 @@ from workers.checkpoint import (
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 CODE = Path(__file__).parents[3]
@@ -93,10 +92,10 @@ def test_parts_are_read_without_the_rest_and_replicas_are_stored_once(root):
 
 def test_dcp_without_ranks_saves_and_loads_anything_nested(tmp_path):
     state = {"model": {"w": torch.randn(3, 4), "half": torch.ones(2, dtype=torch.bfloat16)}, "list": [torch.ones(2), 5]}
-    writer = PolyfleetStorageWriter(tmp_path, 7)
+    writer = checkpoint.PolyfleetStorageWriter(tmp_path, 7)
     dcp.save(state, storage_writer=writer, no_dist=True)
     blank = {"model": {"w": torch.zeros(3, 4), "half": torch.zeros(2)}, "list": [torch.zeros(2), None]}
-    dcp.load(blank, storage_reader=PolyfleetStorageReader(tmp_path), no_dist=True)
+    dcp.load(blank, storage_reader=checkpoint.PolyfleetStorageReader(tmp_path), no_dist=True)
     assert torch.equal(blank["model"]["w"], state["model"]["w"])
     assert blank["model"]["half"].tolist() == [1, 1]
     assert blank["list"][1] == 5
@@ -106,14 +105,16 @@ def test_dcp_without_ranks_saves_and_loads_anything_nested(tmp_path):
 def test_dcp_refuses_what_would_change_values_unless_allowed_and_says_what_is_damaged(tmp_path):
     saved = save(tmp_path, 1, {"t": {"w": torch.tensor([1.001])}})
     blank = {"t": {"w": torch.zeros(1, dtype=torch.bfloat16)}}
-    with pytest.raises(CheckpointException, match="t/w: 1 values would change"):
-        dcp.load(blank, storage_reader=PolyfleetStorageReader(tmp_path), no_dist=True)
+    with pytest.raises(dcp.api.CheckpointException, match="t/w: 1 values would change"):
+        dcp.load(blank, storage_reader=checkpoint.PolyfleetStorageReader(tmp_path), no_dist=True)
     assert blank["t"]["w"].item() == 0
-    dcp.load(blank, storage_reader=PolyfleetStorageReader(tmp_path, on_lossy="allow"), no_dist=True)
+    dcp.load(blank, storage_reader=checkpoint.PolyfleetStorageReader(tmp_path, on_lossy="allow"), no_dist=True)
     assert blank["t"]["w"].item() == 1
     shard = next(saved.path.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(CheckpointException, match="chunk 1 of 1 is not what was saved"):
-        dcp.load({"t": {"w": torch.zeros(1)}}, storage_reader=PolyfleetStorageReader(saved.path), no_dist=True)
+    with pytest.raises(dcp.api.CheckpointException, match="chunk 1 of 1 is not what was saved"):
+        dcp.load(
+            {"t": {"w": torch.zeros(1)}}, storage_reader=checkpoint.PolyfleetStorageReader(saved.path), no_dist=True
+        )

@@ -8,13 +8,14 @@ from enum import Enum
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from lazy_modules import LazyModule
 from safetensors.torch import save_file
 from torch import nn
 
 from workers.checkpoint import export_checkpoint
 from workers.checkpoint.exchange.importer import import_here
 
+dcp = LazyModule("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHTS = nn.Linear(2, 3).state_dict()
 NONE = "contains no step number: step 0 is used. Set it with `--step N`"

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-import torch.distributed.checkpoint
+from lazy_modules import LazyModule
 
 from workers.checkpoint.exchange.importer import import_here
 from workers.errors import CheckpointError
 
+dcp = LazyModule("torch.distributed.checkpoint")
 WEIGHTS = {"layer.weight": torch.ones(2, 2)}
 
 
@@ -93,7 +94,7 @@ def test_of_a_folder_of_ray_train_the_part_to_name_is_told_and_is_imported_with_
         saved(folder / part / "pytorch_model.bin", WEIGHTS)
         (folder / part / "trainer_state.json").write_text(json.dumps({"global_step": 7}))
     elif part == "sharded":
-        torch.distributed.checkpoint.save({"model": WEIGHTS, "step": 7}, checkpoint_id=folder / part)
+        dcp.save({"model": WEIGHTS, "step": 7}, checkpoint_id=folder / part)
     else:
         saved(folder / part, {"model": WEIGHTS, "global_step": 7})
     with pytest.raises(CheckpointError) as raised:

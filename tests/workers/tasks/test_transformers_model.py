@@ -1,6 +1,7 @@
 """Models of transformers by configuration: real ones, made small, measured by a real session."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from workers.benchmark.session import Session
 from workers.devices import backends
 from workers.tasks import transformers_model
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not in this environment")
 
 SMALL = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
+from lazy_modules import LazyModule
 
 from orchestrator.core.plan.arrays.knapsack import choose
 from orchestrator.core.plan.arrays.planner_jobs import WAITS, Work, used
@@ -16,6 +15,7 @@ from orchestrator.core.plan.assignment.decision import PriceMemory, decide, fill
 from orchestrator.core.plan.assignment.rounding import Instance, assign
 from orchestrator.core.plan.policies.priced_policies import POLICIES, PRICED
 
+optimize, sparse = LazyModule("scipy.optimize"), LazyModule("scipy.sparse")
 SIZES = (1, 1, 1, 2, 4, 8)
 
 
@@ -298,6 +298,8 @@ def _exact(values, sizes, capacity):
     columns = np.arange(islands * jobs)
     rows = np.concatenate((job, jobs + island))
     entries = np.concatenate((np.ones(islands * jobs), np.tile(sizes, islands)))
-    matrix = coo_matrix((entries, (rows, np.tile(columns, 2)))).tocsr()
-    limits = LinearConstraint(matrix, -np.inf, np.concatenate((np.ones(jobs), capacity)))
-    return -milp(-values.ravel(), constraints=limits, integrality=np.ones(len(columns)), bounds=Bounds(0, 1)).fun
+    matrix = sparse.coo_matrix((entries, (rows, np.tile(columns, 2)))).tocsr()
+    limits = optimize.LinearConstraint(matrix, -np.inf, np.concatenate((np.ones(jobs), capacity)))
+    return -optimize.milp(
+        -values.ravel(), constraints=limits, integrality=np.ones(len(columns)), bounds=optimize.Bounds(0, 1)
+    ).fun

@@ -1,6 +1,7 @@
 """Fewer bits for linear layers, where torchao is."""
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from workers.models.optimizers import passes
 from workers.models.optimizers.trial import model_bytes
 from workers.models.passes.pass_context import PassContext
 
-pytest.importorskip("torchao", reason="torchao is not in this environment")
+pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not in this environment")
 
 
 def test_int8_weights_take_a_quarter_of_the_bytes_and_stay_close():
