@@ -4,6 +4,7 @@ All of them cross Ray as JSON-like data (see cluster/serialization.py).
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Scalar = str | int | float | bool | None
 
@@ -62,6 +63,13 @@ class Notice:
 
     reason: str
     deadline_s: float
+
+
+class HostAddress(NamedTuple):
+    """A machine on the network, by its host name and one address of it."""
+
+    host: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,10 @@ class NodeFiles:
     def has_code_archive(self, sha: str) -> bool:
         return self._code_archives.has(sha)
 
+    def arrived_code_archive(self, sha: str) -> dict[str, Any]:
+        """Return how much of a code archive has arrived: {"bytes", "sha256" of these bytes}."""
+        return self._code_archives.arrived(sha)
+
     def put_code_archive_part(self, sha: str, offset: int, data: bytes, last: bool) -> None:
         """Append a piece of a code archive; after the last one check it. Raises Conflict, UserError."""
         self._code_archives.put(sha, offset, data, last)

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.host.last_used import LastUsed
@@ -28,19 +29,40 @@ class NodeCodeArchives:
         self._folder, self._read = private_dir(folder), read
         self._last_used = LastUsed()
         self._lock = threading.Lock()
-        for path in self._folder.glob(
-            f"{INCOMING_PREFIX}*"
-        ):  # left by an agent that was killed: the upload starts again
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for path in self._folder.glob(f"{INCOMING_PREFIX}*"):  # left by an agent that was killed
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif not DIGEST.fullmatch(path.name.removeprefix(INCOMING_PREFIX)):  # else the server resumes this upload
+                path.unlink(missing_ok=True)
 
     def has(self, sha: str) -> bool:
         """Return whether an archive is here. This counts as a use: an attempt that needs it follows."""
         self._last_used.touch(sha)
         return self._path(sha).is_dir()
 
+    def arrived(self, sha: str) -> dict[str, Any]:
+        """Return how much of an archive has arrived: {"bytes", "sha256" of these bytes}.
+
+        The sender continues from there if it has the same bytes, or else starts again.
+        """
+        try:
+            with self._part(sha).open("rb") as f:
+                digest = hashlib.file_digest(f, "sha256")
+                return {"bytes": f.tell(), "sha256": digest.hexdigest()}
+        except FileNotFoundError:
+            return {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+
     def idle(self) -> list[str]:
-        """Archives that were not used for an hour."""
+        """Archives that were not used for an hour. Removes incomplete uploads of that age."""
+        self._remove_abandoned_uploads()
         return self._last_used.idle(path.name for path in self._folder.iterdir() if DIGEST.fullmatch(path.name))
+
+    def _remove_abandoned_uploads(self) -> None:
+        names = [path.name.removeprefix(INCOMING_PREFIX) for path in self._folder.glob(f"{INCOMING_PREFIX}*")]
+        for sha in filter(DIGEST.fullmatch, names):
+            with self._lock, self._last_used.remove_if_idle(sha) as idle:
+                if idle:
+                    self._part(sha).unlink(missing_ok=True)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of the archives that are still idle.
@@ -63,7 +85,7 @@ class NodeCodeArchives:
         with self._lock:
             if self.has(sha):
                 return
-            part = self._folder / f"{INCOMING_PREFIX}{sha}"
+            part = self._part(sha)
             self._append(part, offset, data)
             if last:
                 self._commit(part, sha)
@@ -73,7 +95,7 @@ class NodeCodeArchives:
         if offset not in (0, arrived_bytes):
             raise Conflict(
                 f"the piece starts at byte {offset}, but {arrived_bytes} bytes have arrived",
-                "send the archive again from its start",
+                "nothing to do: the server continues from there",
             )
         if offset + len(data) > MAX_ARCHIVE_BYTES:
             part.unlink(missing_ok=True)
@@ -110,6 +132,10 @@ class NodeCodeArchives:
                 "nothing to do: the server sends it again at the next start",
             )
         shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
+
+    def _part(self, sha: str) -> Path:
+        """The file of an incomplete upload."""
+        return self._folder / f"{INCOMING_PREFIX}{self._path(sha).name}"
 
     def _path(self, sha: str) -> Path:
         if not DIGEST.fullmatch(sha):

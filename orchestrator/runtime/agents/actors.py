@@ -1,8 +1,10 @@
 """Calls into Ray about nodes and agents: list nodes, start and end agents, translate errors.
 
-Functions here, except `get_result`, wait for Ray's head without a time limit: call them through RAY.call or RAY.submit.
+Functions here, except `get_result` and `own_address`, wait for Ray's head without a time limit: call them through
+RAY.call or RAY.submit.
 """
 
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet.identity import agent_name, fleet_identity, namespace
 from cluster.host.processes import ProcessId, kill
 from cluster.paths import home
-from cluster.types import NodeFacts
+from cluster.types import HostAddress, NodeFacts
 from orchestrator.runtime.agents import code_delivery
 
 MAX_EXECS = 8
@@ -76,6 +78,14 @@ def get_result(ref: Any, call_name: str, timeout_s: float) -> Any:
         raise FleetError(
             f"{call_name} could not be reached: {first_line(e)}", "`polyfleet status` shows whether the node is up"
         ) from e
+
+
+def own_address() -> HostAddress:
+    """Return the machine of this process, as agents on it name theirs. Does not wait for Ray's head."""
+    import ray
+
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return HostAddress(socket.gethostname(), str(address))
 
 
 def first_line(error: BaseException) -> str:

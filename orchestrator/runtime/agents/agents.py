@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.errors import Conflict, FleetError
 from cluster.serialization import from_plain
-from cluster.types import NodeFacts
+from cluster.types import HostAddress, NodeFacts
 from orchestrator.core.controller.messages import (
     AgentDied,
     AgentFailed,
@@ -109,6 +109,16 @@ class Agents:
 
     def get(self, node: str) -> Node | None:
         return self.nodes.get(node)
+
+    def facts_of(self, node: str) -> NodeFacts | None:
+        """The newest facts of a node; None if it is unknown or has sent none."""
+        row = self.nodes.get(node)
+        return row.facts if row else None
+
+    @property
+    def server_address(self) -> HostAddress:
+        """The machine of this server, as agents beside it name theirs."""
+        return actors.own_address()
 
     def items(self) -> list[tuple[str, Node]]:
         return sorted(self.nodes.items())

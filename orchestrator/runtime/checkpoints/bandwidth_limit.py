@@ -1,4 +1,4 @@
-"""Optional rate limit for copies of checkpoints and job files between machines."""
+"""Optional rate limit for copies of checkpoints, job files and code archives between machines."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from cluster.errors import UserError
-from cluster.types import NodeFacts
+from cluster.types import HostAddress, NodeFacts
 from orchestrator.spec.resource_syntax import size_bytes
 
 SETTING = "POLYFLEET_COPY_RATE"
@@ -62,7 +62,7 @@ class RateLimit:
         self._pacer = Pacer(bytes_per_s) if bytes_per_s is not None else None
         self._now, self._sleep, self._lock = now, sleep, threading.Lock()
 
-    def wait(self, source: NodeFacts | None, target: NodeFacts | None, piece_bytes: int) -> None:
+    def wait(self, source: NodeFacts | HostAddress | None, target: NodeFacts | None, piece_bytes: int) -> None:
         """Wait until a piece may be sent. Copies within one machine never wait."""
         if self._pacer is None or source is None or target is None or _machine_key(source) == _machine_key(target):
             return
@@ -72,5 +72,5 @@ class RateLimit:
             self._sleep(wait_s)
 
 
-def _machine_key(facts: NodeFacts) -> str:
-    return f"{facts.host} {facts.address}"
+def _machine_key(machine: NodeFacts | HostAddress) -> str:
+    return f"{machine.host} {machine.address}"

@@ -115,7 +115,12 @@ class Launcher:
         secrets = resolve_secrets(command.secrets)
         if command.code_archive:
             self._set_activity(command, "sends its code to its nodes")
-            send = partial(self.code_archives.send, command.code_archive, agents=self.agents)
+            send = partial(
+                self.code_archives.send,
+                command.code_archive,
+                agents=self.agents,
+                rate_limit=self.checkpoints.rate_limit,
+            )
             _raise_first(self._on_each(dict.fromkeys(command.nodes), send))
         self._set_activity(command, f"waits for {', '.join(command.nodes)} to start its ranks")
         is_alone = len(command.nodes) == 1  # a single agent chooses the rendezvous address itself

@@ -1,23 +1,28 @@
 """Code archives (submitted folders): stored by SHA-256, sent to nodes once, removed when unused."""
 
+import hashlib
 import json
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound, PolyfleetError
+from cluster.errors import Conflict, NotFound, PolyfleetError
 from cluster.host.last_used import LastUsed
 from cluster.input import archive_unpack
 from cluster.paths import write_durably, write_private
 from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.checkpoints.bandwidth_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
+PIECE_S = 60.0
+TRIES = 3
 
 
 class ServerCodeArchives:
@@ -102,22 +107,43 @@ class ServerCodeArchives:
                     (self._folder / f"{sha}.zip").unlink(missing_ok=True)
                     self._listing_path(sha).unlink(missing_ok=True)
 
-    def send(self, sha: str, node: str, agents: Agents) -> None:
+    def send(self, sha: str, node: str, agents: Agents, rate_limit: RateLimit | None = None) -> None:
         """Send an archive to `node` unless it is there. The node checks the digest before use.
 
-        Two launches take turns, because a node accepts the pieces of one upload in order only.
+        After an interruption, the next call sends only the rest. Two launches take turns, because a node accepts the
+        pieces of one upload in order only.
         """
         with self._sending[sha, node]:
-            if not agents.call(node, "has_code_archive", sha):
-                self._send(sha, node, agents)
+            if agents.call(node, "has_code_archive", sha):
+                return
+            for _ in range(TRIES - 1):
+                with suppress(Conflict):  # a piece of an interrupted call arrived late
+                    self._send(sha, node, agents, rate_limit or RateLimit())
+                    return
+            self._send(sha, node, agents, rate_limit or RateLimit())
 
-    def _send(self, sha: str, node: str, agents: Agents) -> None:
-        size = self.path(sha).stat().st_size
-        with self.path(sha).open("rb") as f:
-            while piece := f.read(PIECE_BYTES):
-                agents.call(
-                    node, "put_code_archive_part", sha, f.tell() - len(piece), piece, f.tell() == size, timeout_s=60
-                )
+    def _send(self, sha: str, node: str, agents: Agents, rate_limit: RateLimit) -> None:
+        archive = self.path(sha)
+        size_bytes, target = archive.stat().st_size, agents.facts_of(node)
+        arrived = agents.call(node, "arrived_code_archive", sha, timeout_s=PIECE_S)
+        with archive.open("rb") as f:
+            f.seek(_equal_bytes(archive, arrived))
+            is_complete = False
+            while not is_complete:
+                offset, piece = f.tell(), f.read(PIECE_BYTES)
+                is_complete = f.tell() >= size_bytes or not piece
+                rate_limit.wait(agents.server_address, target, len(piece))
+                agents.call(node, "put_code_archive_part", sha, offset, piece, is_complete, timeout_s=PIECE_S)
+
+
+def _equal_bytes(archive: Path, arrived: Mapping[str, Any]) -> int:
+    """Return how many bytes on the node are the beginning of the archive: all that have arrived, or 0."""
+    size_bytes, digest = int(arrived["bytes"]), hashlib.sha256()
+    with archive.open("rb") as f:
+        for start in range(0, size_bytes, PIECE_BYTES):
+            digest.update(f.read(min(PIECE_BYTES, size_bytes - start)))
+        is_equal = f.tell() == size_bytes and digest.hexdigest() == arrived["sha256"]
+    return size_bytes if is_equal else 0
 
 
 class UnusedArchives:

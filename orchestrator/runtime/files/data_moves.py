@@ -16,7 +16,7 @@ from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
 from orchestrator.core.controller.commands import Launch
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
-from orchestrator.runtime.files.data_sources import Item, SetActivity, Sources, facts_of
+from orchestrator.runtime.files.data_sources import Item, SetActivity, Sources
 from orchestrator.runtime.files.data_store import DataStore
 from orchestrator.runtime.files.file_moves import COMMIT_S
 from orchestrator.spec.checkpoint_address import is_local_path
@@ -50,7 +50,7 @@ class DataMoves:
         return list({self._storage_of(node): node for node in reversed(launch.nodes)}.values())
 
     def _storage_of(self, name: str) -> str:
-        facts = facts_of(self.agents, name)
+        facts = self.agents.facts_of(name)
         return (facts.storage_id if facts else "") or f"node {name}"
 
     def _ensure_on(self, node: str, item: Item, set_activity: SetActivity) -> str:

@@ -18,7 +18,6 @@ from cluster.input import checkpoint_location
 from cluster.input.checkpoint_location import CheckpointLocation
 from cluster.input.folder_access import PIECE_BYTES, digest
 from cluster.input.folder_entries import FolderEntry
-from cluster.types import NodeFacts
 from orchestrator.core.model import Data
 from orchestrator.runtime.agents import actors
 from orchestrator.runtime.agents.agents import Agents
@@ -72,6 +71,10 @@ class Sources:
     agents: Agents
     checkpoints: CheckpointService
     store: DataStore
+
+    @property
+    def _rate_limit(self) -> RateLimit:
+        return self.checkpoints.rate_limit or RateLimit()
 
     def find(self, node: str, item: Item, set_activity: SetActivity) -> Source:
         """Find the source of an item that is needed on `node`. Raises SpecError, FleetError, NotFound."""
@@ -131,8 +134,7 @@ class Sources:
 
         def send(node: str, upload: str) -> str:
             arrived = self.agents.call(node, "begin_upload", upload)
-            rate_limit = self.checkpoints.rate_limit or RateLimit()
-            wait = partial(rate_limit.wait, facts_of(self.agents, reader), facts_of(self.agents, node))
+            wait = partial(self._rate_limit.wait, self.agents.facts_of(reader), self.agents.facts_of(node))
             FolderCopy(
                 self.agents, source, folder, node, upload, set_activity, wait, _activity_text(str(location), total)
             ).send(files, arrived)
@@ -208,6 +210,7 @@ class Sources:
                     arguments = (upload, path, offset, piece.data, digest(piece.data), end if last else None)
                     if last:
                         done_bytes += _wait_for_pieces(pending, 0, node)
+                    self._rate_limit.wait(self.agents.server_address, self.agents.facts_of(node), len(piece.data))
                     pending.append(self.agents.actor(node).write_piece.remote(*arguments))
                     done_bytes += _wait_for_pieces(pending, IN_FLIGHT - 1, node)
                     progress(done_bytes, total)
@@ -235,8 +238,3 @@ def _progress_callback(set_activity: SetActivity, uri: str, total: int) -> Calla
     text = _activity_text(uri, total)
     set_activity(text(0))
     return lambda done_bytes, _: set_activity(text(done_bytes))
-
-
-def facts_of(agents: Agents, name: str) -> NodeFacts | None:
-    node = agents.get(name)
-    return node.facts if node else None

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster.errors import FleetError
-from cluster.types import NodeFacts
 from orchestrator.core.controller.attempts import PreviousAttempt
 from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.agents.agents import Agents
@@ -90,16 +89,12 @@ class FileLocator:
 
     def _share_storage(self, reader: str, node: str, pool: str) -> bool:
         """Check that both nodes certainly use the same storage: they are on one machine."""
-        reader_facts, node_facts = self._facts(reader), self._facts(node)
+        reader_facts, node_facts = self._agents.facts_of(reader), self._agents.facts_of(node)
         if reader_facts is None or node_facts is None or reader_facts.host != node_facts.host:
             return False
         return (
             reader_facts.storage == node_facts.storage if reader_facts.pool == pool else pool in reader_facts.neighbours
         )
-
-    def _facts(self, name: str) -> NodeFacts | None:
-        node = self._agents.get(name)
-        return node.facts if node else None
 
     def away_error(self, job: str, nodes: Sequence[str]) -> FleetError:
         """Make the error for files that no reachable node has."""

@@ -11,7 +11,6 @@ from typing import Any
 from cluster.errors import FleetError, PolyfleetError
 from cluster.input.folder_access import PIECE_BYTES
 from cluster.input.folder_entries import FolderEntry
-from cluster.types import NodeFacts
 from orchestrator.core.controller.commands import Launch
 from orchestrator.runtime.agents import actors
 from orchestrator.runtime.agents.agents import Agents
@@ -84,12 +83,8 @@ class FileMoves:
                 storages.add(reply["storage"])
                 yield rank, node, str(reply["storage"]), int(reply["epoch"])
 
-    def _facts(self, name: str) -> NodeFacts | None:
-        node = self._agents.get(name)
-        return node.facts if node else None
-
     def _pool(self, name: str) -> str:
-        facts = self._facts(name)
+        facts = self._agents.facts_of(name)
         return facts.pool if facts else ""
 
     def _copy(self, launch: Launch, source: Folder, node: str, set_activity: SetActivity) -> str:
@@ -104,7 +99,7 @@ class FileMoves:
         accepted = [entry for entry in entries if not entry["refused"]]
         arrived = self._agents.call(node, "begin_upload", upload)
         files = [entry for entry in accepted if entry["type"] == "file"]
-        wait = partial(self._rate_limit.wait, self._facts(source.node), self._facts(node))
+        wait = partial(self._rate_limit.wait, self._agents.facts_of(source.node), self._agents.facts_of(node))
         FolderCopy(self._agents, source, folder, node, upload, set_activity, wait).send(files, arrived)
         others = [entry for entry in accepted if entry["type"] != "file"]
         self._agents.call(node, "write_others", upload, others, timeout_s=COMMIT_S)

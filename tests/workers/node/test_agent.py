@@ -152,6 +152,7 @@ def test_a_submitted_folder_is_sent_in_pieces_and_used(agent):
     sha = hashlib.sha256(data).hexdigest()
     assert not agent.has_code_archive(sha)
     agent.put_code_archive_part(sha, 0, data[:50], False)
+    assert agent.arrived_code_archive(sha)["bytes"] == 50
     agent.put_code_archive_part(sha, 50, data[50:], True)
     assert agent.has_code_archive(sha)
     agent.start(1, order(command=("python", "main.py"), code_archive=sha), {})

@@ -9,6 +9,7 @@ import pytest
 
 import cluster
 from cluster.errors import Conflict, FleetError, NotFound, UserError
+from cluster.host import last_used
 from cluster.input import archive_checks, archive_unpack
 from workers.storage import code_archives
 from workers.storage.code_archives import NodeCodeArchives
@@ -86,6 +87,27 @@ def test_a_piece_out_of_order_is_refused_and_a_new_start_is_not(store):
         store.put(sha(data), 9, data[9:], True)
     store.put(sha(data), 0, data, True)
     assert store.has(sha(data))
+
+
+def test_a_node_says_which_bytes_of_an_archive_it_has_also_after_a_restart(store, tmp_path):
+    data = archive(("a", "a"))
+    assert store.arrived(sha(data)) == {"bytes": 0, "sha256": sha(b"")}
+    store.put(sha(data), 0, data[:5], False)
+    restarted = NodeCodeArchives(tmp_path / "packages")
+    assert restarted.arrived(sha(data)) == {"bytes": 5, "sha256": sha(data[:5])}
+    restarted.put(sha(data), 5, data[5:], True)
+    assert restarted.has(sha(data)) and restarted.arrived(sha(data))["bytes"] == 0
+    with pytest.raises(UserError, match="is not a SHA-256"):
+        restarted.arrived("../x")
+
+
+def test_an_upload_that_nobody_continues_is_removed(store, tmp_path, monkeypatch):
+    data = archive(("a", "a"))
+    store.has(sha(data))
+    store.put(sha(data), 0, data[:5], False)
+    assert store.idle() == [] and store.arrived(sha(data))["bytes"] == 5
+    monkeypatch.setattr(last_used, "IDLE_S", 0.0)
+    assert store.idle() == [] and list((tmp_path / "packages").iterdir()) == []
 
 
 def test_an_archive_that_was_damaged_on_the_way_is_not_kept(store, tmp_path):
