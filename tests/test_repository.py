@@ -87,6 +87,7 @@ VENDORS = {
     "torch_xla": ("tpu", "xla"),
     "triton": ("triton", "triton_compile", "triton_launch"),
     "pyopencl": ("opencl_driver",),
+    "wgpu": ("webgpu_adapters",),
     "torch_tpu": ("tpu",),
     "torch_neuronx": ("neuron",),
     "intel_extension_for_pytorch": ("intel", "cpu"),
