@@ -66,7 +66,8 @@ def version(checkout: Path) -> Iterator[Helper]:
     env = os.environ | {"PYTHONPATH": str(checkout), "POLYFLEET_HOME": home}
     try:
         subprocess.run([CLI, "up"], env=env, check=True)
-        with Helper(Path(sys.executable), "one_version.py", env=env) as child:
+        script = checkout / "benchmarks/parts/one_version.py"  # its own: it knows the names of that version
+        with Helper(Path(sys.executable), str(script), env=env) as child:
             yield child
     finally:
         subprocess.run([CLI, "down"], env=env, check=False)
