@@ -35,7 +35,7 @@ BUGS = {
         "weighted_sum_rows", "half_of >= ACROSS", "half_of > ACROSS", "weighted_sum_rows-130x257", torch.float16,
     ),
     "sums do not shrink when a greater score comes": (
-        "attention", "state[row_state + e] * shrink + sum", "state[row_state + e] + sum", "attention-decode",
+        "attention", "before * shrink + sums_of", "before + sums_of", "attention-decode",
         torch.float32,
     ),
     "a head uses the wrong group": (

@@ -227,14 +227,19 @@ class Kernels(KernelBackend):
         for first in range(0, max(many, 1), keys):
             options = (
                 *(length, many, heads, groups, width, wide, first, min(first + keys, many), scale, causal, kind),
-                *_strides(mask_BHTS), lse_BHT is not None,
+                *_strides(mask_BHTS), lse_BHT is not None, self._across(wide),
             )  # fmt: skip
             self.driver.dispatch("attention", rows, options, inputs, outputs)
 
+    def _across(self, wide: int) -> int:
+        """Return how many invocations compute the values of a row, four each: a power of two."""
+        return min(self.driver.group, 1 << (-(-wide // VALUES) - 1).bit_length())
+
     def _keys_at_once(self, width: int, wide: int) -> int:
         """Return how many keys an invocation may read in one dispatch. Raises KernelsFailed if not even a group."""
-        group = self.driver.group
-        steps = 1 + -(-width // VALUES) + 2 * group.bit_length() + -(-wide // group) * (group + 1)
+        group, across = self.driver.group, self._across(wide)
+        blocks = -(-wide // (across * VALUES))
+        steps = 1 + -(-width // VALUES) + 2 * group.bit_length() + blocks * (across + group.bit_length())
         self._require_steps("values and keys", steps, 2, 1)
         return min(self.driver.max_steps // 2 // steps, 1 << 20) * group
 

@@ -1,12 +1,15 @@
-// Attention, a work-group per row of a head: GROUP keys at a time, an invocation for each; then an invocation for each
-// value of the result. `state` has for each row the sums of its values, the greatest score and the sum of exponentials:
-// keys `first` to `end` are computed in one dispatch, and more of them in the next.
+// Attention, a work-group per row of a head: GROUP keys at a time, an invocation for each; then `across` invocations
+// beside each other for the values of the result, four each, and the others for further keys. `state` has for each row
+// the sums of its values, the greatest score and the sum of exponentials: keys `first` to `end` are computed in one
+// dispatch, and more of them in the next.
 struct Options {
   groups: u32, length: u32, many: u32, heads: u32, key_heads: u32, width: u32, value_width: u32, first: u32, end: u32,
   scale: f32, causal: u32, mask_kind: u32, by_batch: u32, by_head: u32, by_row: u32, by_key: u32, has_lse: u32,
+  across: u32,
 }
 
 var<workgroup> shares: array<f32, GROUP>;
+var<workgroup> sums_of: array<vec4<f32>, GROUP>;
 
 fn masked(score: f32, i: u32) -> f32 {
   if (options.mask_kind == 0u) { return score; }
@@ -21,6 +24,29 @@ fn score_of(query: u32, key: u32) -> f32 {
     sum += first_of(load4_q(query + d), width - d, 0.0) * first_of(load4_k(key + d), width - d, 0.0);
   }
   return sum4(sum) * options.scale;
+}
+
+// Add the values of `count` keys to the row's sums: four at `e`. The invocations for one `e` have different keys, and a
+// tree adds theirs.
+fn add_values(values: u32, row_state: u32, e: u32, count: u32, shrink: f32, own: u32) {
+  let across = options.across;
+  var sum = vec4(0.0);
+  if (e < options.value_width) {
+    for (var i = own / across; i < count; i += GROUP / across) {
+      sum += shares[i] * load4_v(values + i * options.value_width + e);
+    }
+  }
+  sums_of[own] = sum;
+  for (var half_of = GROUP / 2u; half_of >= across; half_of /= 2u) {
+    workgroupBarrier();
+    if (own < half_of) { sums_of[own] += sums_of[own + half_of]; }
+  }
+  if (own < across && e < options.value_width) {
+    let at = row_state + e;
+    let before = vec4(state[at], state[at + 1u], state[at + 2u], state[at + 3u]);
+    store4_state(at, before * shrink + sums_of[own], options.value_width - e);
+  }
+  workgroupBarrier();
 }
 
 @compute @workgroup_size(GROUP)
@@ -48,12 +74,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) counts
     total = state[row_state + wide + 1u];
   } else {
     for (var e = own; e < wide; e += GROUP) { store_state(row_state + e, 0.0); }
+    storageBarrier();
   }
   for (var s = options.first; s < end; s += GROUP) {
     let count = min(GROUP, end - s);
     var score = minus_infinity();
     if (own < count) {
-      score = masked(score_of(index * options.width, (keys + s + own) * options.width), mask_row + (s + own) * options.by_key);
+      let scaled = score_of(index * options.width, (keys + s + own) * options.width);
+      score = masked(scaled, mask_row + (s + own) * options.by_key);
     }
     let before = most;
     most = max(most, tree_max(score, own));
@@ -61,15 +89,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) counts
     let share = select(exp_of(score - most), 0.0, is_minus_infinity(score));
     shares[own] = share;
     total = total * shrink + tree_sum(share, own);
-    for (var e = own; e < wide; e += GROUP) {
-      var sum = 0.0;
-      for (var i = 0u; i < count; i++) { sum += shares[i] * load_v((keys + s + i) * wide + e); }
-      store_state(row_state + e, state[row_state + e] * shrink + sum);
+    for (var block = 0u; block < wide; block += options.across * 4u) {
+      add_values((keys + s) * wide, row_state, block + own % options.across * 4u, count, shrink, own);
     }
-    workgroupBarrier();
   }
+  storageBarrier();
   if (options.end < options.many) {
-    storageBarrier();
     if (own == 0u) {
       store_state(row_state + wide, most);
       store_state(row_state + wide + 1u, total);

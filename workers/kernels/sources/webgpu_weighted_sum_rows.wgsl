@@ -1,5 +1,5 @@
-// Weighted sum of rows: a work-group computes 32 columns, an invocation four of them in every (GROUP / 8)-th row; a tree
-// adds these.
+// Weighted sum of rows: a work-group computes 32 columns, an invocation four of them in every (GROUP / 8)-th row; a
+// tree adds these.
 struct Options { groups: u32, length: u32, width: u32 }
 
 const ACROSS = 8u;
