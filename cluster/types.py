@@ -78,6 +78,7 @@ class NodeFacts:
 
     `versions` has python, ray, torch, … of its environment, read without importing torch.
     `storage` is its pool's checkpoint folder; nodes with one `storage_id` share the folder, "" means unknown.
+    `object_store` is the URI to which checkpoints in `storage` are uploaded, "" for none.
     `neighbours` are the other pools whose checkpoints it can read.
     `agent_created` is when the process `agent_pid` started, as cluster.host.processes reads it.
     `use` lists the accelerators whose load can be read without opening them.
@@ -107,5 +108,6 @@ class NodeFacts:
     agent_created: str | float = ""
     notice: Notice | None = None
     storage_id: str = ""
+    object_store: str = ""
     use: tuple[DeviceUse, ...] = ()
     data: tuple[str, ...] = ()

@@ -15,10 +15,11 @@ from cluster.environments import environments, recipes
 from cluster.environments.environment_spec import EnvironmentSpec
 from cluster.errors import SpecError, UserError
 from cluster.fleet import engine_spec as engines
-from cluster.fleet.fleet_spec_fields import Count, Name, Text, folder_field, labels_field, variables_field
+from cluster.fleet.fleet_spec_fields import Count, Name, Text, labels_field, storage_field, variables_field
 from cluster.fleet.host_spec import HeadSpec, Hosts, HostSpec, SSHSpec
 from cluster.fleet.policies import SchedulerSpec, removed_form_error
 from cluster.fleet.projects import Projects
+from cluster.input.checkpoint_location import is_uri
 from cluster.input.strict_yaml import MAX_BYTES, load
 from cluster.input.validation_errors import WrongValueError, prefix_field, validate_model
 
@@ -48,8 +49,9 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     price_per_hour: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = Field(
         default=0.0, description="Price of one device per hour, in any one currency"
     )
-    storage: Annotated[str, AfterValidator(folder_field)] = Field(
-        default="", description="Checkpoint folder, as a path on its nodes"
+    storage: Annotated[str, AfterValidator(storage_field)] = Field(
+        default="",
+        description="Checkpoint folder, as a path on its nodes, or the URI of an object store, such as s3://BUCKET/PREFIX",
     )
     shared_storage: Annotated[bool, Field(strict=True)] = Field(
         default=False,
@@ -86,6 +88,11 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
         if self.shared_storage and not self.hosts:
             message = "applies to pools with hosts, and this pool has none"
             raise WrongValueError(message, "leave the field out, or name the pool's `hosts`", field="shared_storage")
+        if self.shared_storage and self.object_store:
+            message = f"requires one folder on all hosts, and `storage` is {self.object_store}"
+            raise WrongValueError(
+                message, "leave the field out: every host reads the object store", field="shared_storage"
+            )
         if self.min_hosts > len(self.hosts):
             message = f"{self.min_hosts} hosts are required, and the pool has {len(self.hosts)}"
             raise WrongValueError(message, "lower the number, or name more hosts", field="min_hosts")
@@ -159,6 +166,16 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
                 field="nodes",
             )
         return self
+
+    @property
+    def object_store(self) -> str:
+        """URI to which the pool's checkpoints are uploaded; "" if `storage` is a folder."""
+        return self.storage if is_uri(self.storage) else ""
+
+    @property
+    def storage_folder(self) -> str:
+        """Folder of `storage`; "" for the default one, also with an object store: jobs save there first."""
+        return "" if self.object_store else self.storage
 
     @property
     def only_rendered(self) -> list[str]:

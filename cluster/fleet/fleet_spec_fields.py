@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from cluster.errors import SpecError
+from cluster.input import checkpoint_location
 from cluster.input.validation_errors import WrongValueError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
@@ -67,6 +69,16 @@ def folder_field(value: str) -> str:
             f"{value!r} is not an absolute path", "write the folder's path on the pool's nodes, from /"
         )
     return value
+
+
+def storage_field(value: str) -> str:
+    """Check a folder's path, or the URI of an object store, which contains no credentials."""
+    if not checkpoint_location.is_uri(value):
+        return folder_field(value)
+    try:
+        return str(checkpoint_location.parse_uri(value, "storage"))
+    except SpecError as e:
+        raise WrongValueError(e.args[1], e.remedy) from None
 
 
 Name = Annotated[str, AfterValidator(_name)]

@@ -60,11 +60,12 @@ def _check_shared(pool: str, by_host: Mapping[str, str]) -> None:
 def findings(nodes: Iterable[NodeFacts], declared: Mapping[str, bool]) -> Iterator[Finding]:
     """Yield the findings for `doctor`.
 
-    Nodes of one machine have separate storages on purpose: they are lost together.
+    Nodes of one machine have separate storages on purpose: they are lost together. Nodes of a pool that has an object
+    store upload what they save.
     """
     storages: dict[str, dict[str, str]] = {}
     machines: dict[str, set[tuple[str, str]]] = {}
-    for facts in nodes:
+    for facts in (facts for facts in nodes if not facts.object_store):
         storages.setdefault(facts.pool, {})[facts.node] = facts.storage_id
         machines.setdefault(facts.pool, set()).add((facts.host, facts.address))
     for pool, by_node in sorted(storages.items()):

@@ -270,7 +270,7 @@ def prepare(spec: FleetSpec, visits: list[HostState], progress: Progress) -> lis
         try:
             code_folder = host_steps.send_code(visit.remote, visit.facts, exported)
             pool_environments = {
-                pool: (_environment_source(spec, pool), spec.pools[pool].storage) for pool in visit.request.pools
+                pool: (_environment_source(spec, pool), spec.pools[pool].storage_folder) for pool in visit.request.pools
             }
             result = host_steps.prepare(visit.remote, visit.facts, code_folder, pool_environments, progress)
         except PolyfleetError as e:
@@ -287,7 +287,8 @@ def check_storages(spec: FleetSpec, visits: list[HostState], progress: Progress)
     storages: dict[str, dict[str, str]] = {}
     for visit in visits:
         for pool, storage in visit.storages.items():
-            storages.setdefault(pool, {})[visit.request.host] = storage
+            if not spec.pools[pool].object_store:
+                storages.setdefault(pool, {})[visit.request.host] = storage
     for warning in shared_storage.warnings({name: pool.shared_storage for name, pool in spec.pools.items()}, storages):
         progress(warning)
 

@@ -105,6 +105,7 @@ def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str,
         "POLYFLEET_DEVICES": str(pool.devices),
         "POLYFLEET_NODE_DIR": str(node_dir(node)),
         "POLYFLEET_STORAGE": str(make_storage(name, pool)),
+        "POLYFLEET_OBJECT_STORE": pool.object_store,
         "POLYFLEET_LOCAL_POOLS": json.dumps(neighbours),
         "POLYFLEET_POOL_VARIABLES": ",".join(pool.env),
     } | pool.env
@@ -117,7 +118,7 @@ def node_dir(node: str) -> Path:
 
 def storage_of(name: str, pool: PoolSpec) -> Path:
     """Return the pool's checkpoint folder on this machine."""
-    return Path(pool.storage) if pool.storage else home() / "storage" / name
+    return Path(pool.storage_folder) if pool.storage_folder else home() / "storage" / name
 
 
 def make_storage(name: str, pool: PoolSpec) -> Path:
@@ -125,7 +126,7 @@ def make_storage(name: str, pool: PoolSpec) -> Path:
 
     Raises UserError for an unsuitable folder, OSError if it cannot be created.
     """
-    return storage_dir(storage_of(name, pool)) if pool.storage else private_dir(storage_of(name, pool))
+    return storage_dir(storage_of(name, pool)) if pool.storage_folder else private_dir(storage_of(name, pool))
 
 
 def start_node(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:

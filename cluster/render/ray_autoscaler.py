@@ -125,7 +125,7 @@ def _type(shape: Shape) -> Document:
 
 
 def _variables(shape: Shape) -> dict[str, str]:
-    return settings() | shape.variables(shape.spec.storage)
+    return settings() | shape.variables(shape.spec.storage_folder)
 
 
 def _install_commands(shape: Shape, pool_settings: AutoscalerPool) -> list[str]:

@@ -76,6 +76,8 @@ class Shape:
             variables["POLYFLEET_POOL_VARIABLES"] = ",".join(self.spec.env)
         if storage:
             variables["POLYFLEET_STORAGE"] = storage
+        if self.spec.object_store:
+            variables["POLYFLEET_OBJECT_STORE"] = self.spec.object_store
         if neighbours:
             variables["POLYFLEET_LOCAL_POOLS"] = json.dumps(dict(neighbours))
         return variables | self.spec.env
@@ -175,7 +177,7 @@ def storage_path(folder: str, name: str) -> str:
 
 def storages(fleet: FleetSpec, folder: str) -> dict[str, str]:
     """Return each pool's checkpoint folder: its own, else one of its name in the shared `folder`."""
-    return {name: pool.storage or storage_path(folder, name) for name, pool in fleet.pools.items()}
+    return {name: pool.storage_folder or storage_path(folder, name) for name, pool in fleet.pools.items()}
 
 
 def other_storages(storages: Mapping[str, str], pool: str) -> dict[str, str]:

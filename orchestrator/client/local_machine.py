@@ -54,6 +54,7 @@ def local_node() -> "NodeView":
         "agent_created": "",
         "storage": "",
         "storage_id": "",
+        "object_store": "",
         "neighbours": [],
         "findings": [to_plain(finding) for finding in findings],
         "notice": None,

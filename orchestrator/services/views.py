@@ -257,7 +257,7 @@ _NO_FACTS: dict[str, Any] = {
     "versions": {},
     **dict.fromkeys(("cpu_count", "memory_total_bytes", "memory_free_bytes", "load_1min", "disk_free_bytes"), None),
     "agent_pid": None,
-    **dict.fromkeys(("agent_created", "storage", "storage_id"), ""),
+    **dict.fromkeys(("agent_created", "storage", "storage_id", "object_store"), ""),
     "neighbours": [],
     "findings": [],
     "notice": None,

@@ -104,6 +104,8 @@ class NodeView(TypedDict):
     """Folder of its pool's checkpoints."""
     storage_id: str
     """Nodes with the same one share the storage; empty if unknown."""
+    object_store: str
+    """URI to which the checkpoints in `storage` are uploaded; empty for none."""
     neighbours: list[str]
     """Other pools whose checkpoints it can read."""
     findings: list[NodeFindingView]

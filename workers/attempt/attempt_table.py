@@ -125,6 +125,13 @@ class AttemptTable:
             )
         return attempts[0].folder.shared
 
+    def checkpoints_to_keep(self, job: str) -> int | None:
+        """How many checkpoints the newest attempt of a job here keeps; None if the node does not know the job."""
+        with self._changed:
+            attempts = sorted((a for a in self._attempts.values() if a.id.job == job), key=lambda a: a.id.epoch)
+        order: Any = read_json(attempts[-1].folder.order) if attempts else None
+        return int(order["keep_checkpoints"]) if order else None
+
     def running_folder(self, job: str, epoch: int, rank: int) -> AttemptFolder:
         """Folder of the attempt that runs this rank here. Raises NotFound; Conflict if it is not running."""
         for attempt in self._attempts_of(job, epoch):

@@ -95,6 +95,11 @@ TOOLS = {
     ),
     "look": Tool("transfer.data_download:look", {"source": READ_ANYWHERE}),
     "fetch": Tool("transfer.data_download:fetch", {"source": READ_ANYWHERE, "target": WRITTEN}, has_progress=True),
+    "stored": Tool("transfer.stored_checkpoints:stored"),
+    "retain": Tool("transfer.stored_checkpoints:retain"),
+    "stage": Tool(
+        "transfer.stored_checkpoints:stage", {"source": READ_ANYWHERE, "target": WRITTEN_FOLDER}, has_progress=True
+    ),
     "keep": Tool("exchange.script_versions:keep", limits=Limits.UNTRUSTED),
     "hand_on": Tool("exchange.script_versions:hand_on", limits=Limits.UNTRUSTED),
 }

@@ -96,6 +96,8 @@ class Agent(NodeFiles, NodeExecs):
         self._attempts = AttemptManager(
             folder, identity.storage, identity.node, self._code_archives, self._threads, self._fences, launcher
         )
+        if self._mirror is not None:
+            self._mirror.start()
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._facts_sent_s = float("-inf")
         self._last_contact_s = time.monotonic()
@@ -109,6 +111,9 @@ class Agent(NodeFiles, NodeExecs):
     def _discover(self) -> None:
         self._discovered_s = time.monotonic()
         self._devices, self._findings = discover(self._identity.backend)
+
+    def _checkpoints_to_keep(self, job: str) -> int | None:
+        return self._attempts.checkpoints_to_keep(job)
 
     def _threads(self, order: Order) -> int:
         return threads_per_rank(self._cores(), len(self._devices), order)
@@ -134,7 +139,8 @@ class Agent(NodeFiles, NodeExecs):
         self._facts_sent_s = time.monotonic()
         ray = _ray()
         node_id = ray.get_runtime_context().get_node_id() if ray else ""
-        facts = node_facts(self._identity, self._devices, self._findings, node_id, self.address())
+        findings = self._findings + (self._mirror.findings() if self._mirror else ())
+        facts = node_facts(self._identity, self._devices, findings, node_id, self.address())
         current = replace(
             facts, cpu_count=self._cores(), notice=self._notices.active_notice, use=self._use.current(self._devices)
         )

@@ -28,7 +28,8 @@ class NodeIdentity:
     """Names and folders of an agent's node.
 
     `neighbours` are the storages of other pools that this machine can read, by pool. `fleet` is the identity of the
-    fleet that the agent serves, "" for none.
+    fleet that the agent serves, "" for none. `object_store` is the URI to which checkpoints in `storage` are uploaded,
+    "" for none.
     """
 
     node: str
@@ -39,6 +40,7 @@ class NodeIdentity:
     storage: Path
     neighbours: dict[str, Path]
     fleet: str = ""
+    object_store: str = ""
 
 
 def node_identity(
@@ -68,6 +70,7 @@ def node_identity(
         fleet=served_fleet,
         node_dir=node_dir or (node_folder if served_fleet == owner else node_folder / "fleets" / served_fleet),
         storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / resolved_pool),
+        object_store=env.get("POLYFLEET_OBJECT_STORE", ""),
         neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_LOCAL_POOLS") or "{}").items()},
     )
 
@@ -112,6 +115,7 @@ def node_facts(
         findings=findings + _disk(identity.storage, disk_free),
         agent_created=start_of(os.getpid()),
         storage_id=storage_identity(identity.storage),
+        object_store=identity.object_store,
     )
 
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from cluster.errors import FleetError, NotFound
+from cluster.errors import NotFound
 from cluster.input.folder_access import MAX_LISTED_FILES, PIECE_BYTES, FolderTree, digest
 from workers.node.node_facts import NodeIdentity
+from workers.storage.checkpoint_mirror import CheckpointMirror
 from workers.storage.checkpoint_tools import CheckpointTools
 from workers.storage.checkpoint_uploads import IDLE_TIMEOUT_S, CheckpointUploads
 from workers.storage.code_archives import NodeCodeArchives
@@ -24,11 +25,20 @@ class NodeFiles:
         self._identity = identity
         self._storage = PoolStorage(identity.storage)
         self._code_archives = NodeCodeArchives(identity.node_dir / "packages")
-        self._checkpoints = PoolCheckpoints(self._storage, identity.pool)
+        self._mirror = self._make_mirror(identity)
+        self._checkpoints = self._mirror or PoolCheckpoints(self._storage, identity.pool)
         self._uploads = CheckpointUploads(self._storage, identity.pool)
         self._job_files = JobFiles(self._storage)
         self._data = DataCache(identity.storage)
         self._tools = CheckpointTools(self._storage, identity.pool, self._readable)
+
+    def _make_mirror(self, identity: NodeIdentity) -> CheckpointMirror | None:
+        uri = identity.object_store
+        return CheckpointMirror(self._storage, identity.pool, uri, self._checkpoints_to_keep) if uri else None
+
+    def _checkpoints_to_keep(self, job: str) -> int | None:
+        """How many checkpoints a job of this node keeps; None if the node does not know the job."""
+        return None
 
     def has_code_archive(self, sha: str) -> bool:
         return self._code_archives.has(sha)
@@ -105,21 +115,16 @@ class NodeFiles:
         return self._checkpoints_of(pool).verify(path)
 
     def hold_checkpoint(self, path: str, pool: str = "") -> None:
-        """Protect a checkpoint from deletion while it is copied: see workers/checkpoint/disk/pins.py."""
-        from workers.checkpoint.disk.pins import hold
-
-        try:
-            hold(self._readable(pool).resolve(path))
-        except OSError as e:
-            raise FleetError(
-                f"checkpoint {path!r} cannot be protected from deletion during its copy: {e.strerror}"
-            ) from None
+        """Protect a checkpoint from deletion while it is copied."""
+        self._checkpoints_of(pool).hold(path)
 
     def damaged_checkpoints(self) -> list[dict[str, str]]:
         return self._checkpoints.damaged()
 
     def _checkpoints_of(self, pool: str) -> PoolCheckpoints:
-        return PoolCheckpoints(self._readable(pool), pool or self._identity.pool)
+        if pool in ("", self._identity.pool):
+            return self._checkpoints
+        return PoolCheckpoints(self._readable(pool), pool)
 
     def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
         return self._checkpoints.plan(path, kind, count)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound
+from cluster.errors import FleetError, NotFound
 from workers.errors import CheckpointError
 from workers.storage.pool_paths import errors_with_pool_paths, with_pool_paths
 from workers.storage.pool_storage import PoolStorage
@@ -53,6 +53,17 @@ class PoolCheckpoints:
             resolved = _read("newest", {"root": str(folder)}, newest_first(folder))
         result: dict[str, Any] = with_pool_paths(resolved, self._roots)
         return result | {"path": f"{path}/{Path(resolved['path']).name}" if resolved["path"] else ""}
+
+    def hold(self, path: str) -> None:
+        """Protect a checkpoint from deletion while it is copied: see workers/checkpoint/disk/pins.py."""
+        from workers.checkpoint.disk.pins import hold
+
+        try:
+            hold(self._storage.resolve(path))
+        except OSError as e:
+            raise FleetError(
+                f"checkpoint {path!r} cannot be protected from deletion during its copy: {e.strerror}"
+            ) from None
 
     def damaged(self) -> "builtins.list[dict[str, str]]":
         """Return {"path", "reason"} of all checkpoints that are marked as damaged, without reading manifests."""

@@ -111,6 +111,7 @@ class CheckpointService:
     def plan(self, ref: str, kind: str, count: int = 1) -> MovePlan:
         """Describe what `count` devices of `kind` would keep, convert or refuse, and whether the checkpoint fits."""
         match = self._find(ref)
+        self.stage(match.node, match.location)
         planned: MovePlan = self._agents.call(match.node, "plan_checkpoint", match.location.path, kind, count)
         return planned
 
@@ -164,6 +165,7 @@ class CheckpointService:
         that arrived remain if the move is interrupted.
         """
         reader, location = source
+        self.stage(reader, location, progress)
         folder, name = str(PurePosixPath(final).parent), PurePosixPath(final).name
         text = self._read_manifest(reader, location)
         begin_reply = self._agents.call(writer, "begin_checkpoint_upload", folder, name, text, timeout_s=VERIFY_S)
@@ -178,6 +180,17 @@ class CheckpointService:
                 self._agents.call(writer, "close_checkpoint_upload", folder, name)
             raise
         return result | {"transferred_bytes": transferred, "already_there": False}
+
+    def stage(self, node: str, location: CheckpointLocation, progress: Progress | None = None) -> None:
+        """Download a checkpoint that is only in the object store of a pool to `node`, one of its nodes, so that it can
+        be read there. Does nothing for a pool without an object store. Raises CheckpointError if it is damaged.
+        """
+        facts = self._agents.facts_of(node)
+        if facts is None or not facts.object_store or facts.pool != location.pool:
+            return
+        target = {"pool": location.pool, "path": str(PurePosixPath(location.path).parent)}
+        arguments = {"source": {"uri": f"{facts.object_store}/{location.path}"}, "target": target}
+        self.run_tool(node, "stage", arguments, progress or (lambda done, total: None))
 
     def _read_manifest(self, reader: str, location: CheckpointLocation) -> bytes:
         """Read the manifest in pieces of at most CHUNK_BYTES, the limit of one call."""
@@ -234,6 +247,7 @@ class CheckpointService:
     def manifest(self, ref: str) -> "dict[str, Any]":
         """{"checkpoint": POOL:PATH of the checkpoint that `ref` resolves to, "manifest": its bytes}"""
         match = self._find(ref, "source")
+        self.stage(match.node, match.location)
         return {"checkpoint": str(match.location), "manifest": self._read_manifest(match.node, match.location)}
 
     def chunk(self, ref: str, file: str, index: int) -> bytes:
@@ -254,7 +268,9 @@ class CheckpointService:
         if node is None or not node.ready:
             if len(self._reader_by_ref) >= MAX_CONCURRENT_READS:
                 self._reader_by_ref.clear()
-            self._reader_by_ref[ref] = self._find(ref, "source").node
+            match = self._find(ref, "source")
+            self.stage(match.node, match.location)
+            self._reader_by_ref[ref] = match.node
         return self._reader_by_ref[ref]
 
     def destination(self, target: str) -> CheckpointDestination:
@@ -302,6 +318,10 @@ class CheckpointService:
                 arguments[name] = {"uri": str(location)}
                 continue
             match = None if use.is_written or use.is_exact else self._find(str(location), name)
+            if match:
+                if verb == "verify" and (result := self._verify_stored(match, progress)):
+                    return result
+                self.stage(match.node, match.location, progress)
             if use.is_written and use.is_exact:
                 location = self._storages.resolve_folder(location)
             arguments[name] = {"pool": location.pool, "path": match.location.path if match else location.path}
@@ -309,9 +329,31 @@ class CheckpointService:
         if not reached:
             raise SpecError("places", "none of them is in a pool", "run it on paths of this machine, without a fleet")
         pool = reached[0][0]
+        self._check_deletes_all(verb, pool)
         node_with_data = next((node for of, node in reached if of == pool and node), "")
         result = self.run_tool(node_with_data or self.node_of(pool), verb, arguments, progress)
         return result | split_reference(result["path"]) if "path" in result else result
+
+    def _verify_stored(self, match: CheckpointMatch, progress: Progress) -> "dict[str, Any] | None":
+        """Verify the copy in the pool's object store; None if the pool has none, or nothing was uploaded yet."""
+        facts = self._agents.facts_of(match.node)
+        if facts is None or not facts.object_store or facts.pool != match.location.pool:
+            return None
+        copy_there = {"uri": f"{facts.object_store}/{match.location.path}"}
+        try:
+            verification: dict[str, Any] = self.run_tool(match.node, "verify", {"place": copy_there}, progress)
+        except NotFound:
+            return None
+        return verification
+
+    def _check_deletes_all(self, verb: str, pool: str) -> None:
+        """Refuse tools whose effect would not reach the object store of a pool. Raises UserError."""
+        facts = self._agents.facts_of(self.node_of(pool))
+        if verb in ("prune", "pin") and facts and facts.object_store:
+            raise UserError(
+                f"`{verb}` does not work in pool {pool}, whose checkpoints are in {facts.object_store}",
+                "set `checkpoint: {keep: N}` in the job file, or delete objects with the tools of the store",
+            )
 
     def discard(self, location: CheckpointLocation) -> None:
         """Remove a checkpoint from every storage of its pool."""

@@ -82,11 +82,11 @@ class ResumeSourceFinder:
             targets = self._targets(launch, source)
             is_same_pool = source["pool"] == launch.pool or not targets
             final = source["path"] if is_same_pool else f"{launch.job}/{Path(source['path']).name}"
-            if self._copy_to_targets(launch, (source, final), targets, tried, set_activity):
+            if self._copy_to_nodes(launch, (source, final), targets, tried, set_activity):
                 checkpoint = {"pool": launch.pool, "path": final, "step": source["step"]}
                 return ResumeSource(checkpoint, missed)
 
-    def _copy_to_targets(
+    def _copy_to_nodes(
         self,
         launch: Launch,
         source_and_path: tuple[Data, str],
@@ -94,18 +94,21 @@ class ResumeSourceFinder:
         tried: set[CheckpointLocation],
         set_activity: SetActivity,
     ) -> bool:
-        """Copy a checkpoint to each of `targets`.
+        """Copy a checkpoint to each of `targets`, and to its reader if it is only in an object store.
 
         Return False if it is damaged: the caller then tries another one.
         """
         source, final = source_and_path
         location, reader = CheckpointLocation(source["pool"], source["path"]), source["node"]
-        for node in targets:
-            activity = f"copies step {source['step']} from {_where(source, launch.pool)}"
-            set_activity(activity)
-            progress = partial(_copying, set_activity, activity)
+        activity = f"copies step {source['step']} from {_where(source, launch.pool)}"
+        set_activity(activity)
+        progress = partial(_copying, set_activity, activity)
+        for node in targets or [reader]:
             try:
-                self.checkpoints.move((reader, location), node, final, progress)
+                if targets:
+                    self.checkpoints.move((reader, location), node, final, progress)
+                else:
+                    self.checkpoints.stage(reader, location, progress)
             except CheckpointError as e:
                 if location in tried:
                     raise

@@ -101,6 +101,14 @@ REFUSED = {
     "a price that is no number": (pool(price_per_hour=float("nan")), "pools.a.price_per_hour", "finite"),
     "a price below zero": (pool(price_per_hour=-1), "pools.a.price_per_hour", "greater than or equal to 0"),
     "a relative folder": (pool(storage="data"), "pools.a.storage", "is not an absolute path"),
+    "a store that is none": (pool(storage="http://host/x"), "pools.a.storage", "not an object store's"),
+    "a store with a password": (pool(storage="s3://me:pw@bucket/x"), "pools.a.storage", "belongs in the environment"),
+    "a store that climbs": (pool(storage="s3://bucket/../x"), "pools.a.storage", "has an empty part, `.` or `..`"),
+    "one folder of hosts in a store": (
+        pool(storage="s3://bucket/x", hosts=["h"], shared_storage=True),
+        "pools.a.shared_storage",
+        "requires one folder on all hosts, and `storage` is s3://bucket/x",
+    ),
     "a folder that climbs": (pool(storage="/a/../b"), "pools.a.storage", "is not an absolute path"),
 }
 
@@ -252,3 +260,10 @@ def test_the_scheduler_has_a_policy_and_settings_which_the_record_names_as_the_c
     assert (scheduler.policy, scheduler.every_s, scheduler.ageing_s) == ("cost", 5, 0)
     assert Policy(**scheduler.settings()) == Policy("cost", every_s=5)
     assert Policy(**parse_fleet(pool()).scheduler.settings()) == Policy()
+
+
+def test_a_store_is_the_pools_object_store_and_its_folder_is_the_default_one():
+    spec = parse_fleet(pool(storage="s3://bucket/runs/")).pools["a"]
+    assert (spec.object_store, spec.storage_folder) == ("s3://bucket/runs", "")
+    spec = parse_fleet(pool(storage="/data")).pools["a"]
+    assert (spec.object_store, spec.storage_folder) == ("", "/data")

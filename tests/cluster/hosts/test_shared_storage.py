@@ -41,6 +41,12 @@ def test_doctor_tells_of_storages_on_several_machines_only():
         assert (found.level, found.message.partition(":")[0]) == (level, "pool far has 2 separate storages (a; b)")
 
 
+def test_nodes_that_upload_to_an_object_store_need_no_storage_in_common():
+    here = ("ray", "h", "10.0.0.1", "far", "cpu", "main", 1, {}, (), 1, 1, 1, 0.0, 1, 1, "/s")
+    first = NodeFacts("a", *here, storage_id="a", object_store="s3://bucket/runs")
+    assert list(findings([first, replace(first, node="b", host="other", storage_id="b")], {})) == []
+
+
 def test_only_a_pool_with_hosts_can_say_that_they_share_a_storage():
     with pytest.raises(SpecError, match="applies to pools with hosts"):
         parse_fleet({"pools": {"cpu": {"backend": "cpu", "shared_storage": True}}})

@@ -127,3 +127,9 @@ def test_shellcheck_finds_nothing():
     text = script({"h100": GPU, "cpu": POOL})
     done = subprocess.run(["shellcheck", "-S", "warning", "-"], input=text.encode(), capture_output=True)
     assert done.returncode == 0, done.stdout.decode()
+
+
+def test_a_pool_whose_storage_is_an_object_store_saves_in_a_folder_and_uploads():
+    text = script({"cpu": POOL | {"storage": "s3://bucket/runs"}})
+    words = shlex.split(next(part for part in text.replace("\\\n", "").splitlines() if part.startswith("srun ")))
+    assert "POLYFLEET_OBJECT_STORE=s3://bucket/runs" in words and "POLYFLEET_STORAGE=/shared/me/storage/cpu" in words

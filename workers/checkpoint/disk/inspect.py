@@ -39,14 +39,21 @@ def describe(path: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
     return {
         "path": str(folder),
         "name": folder.name,
+        **summarize(manifest),
+        "pinned": is_pinned(folder),
+        "damaged": damage_reason(folder),
+    }
+
+
+def summarize(manifest: Manifest) -> dict[str, Any]:
+    """Summarize what a manifest says: producer, contents, size."""
+    return {
         "step": manifest.step,
         "created": manifest.created,
         "producer": to_plain(manifest.producer),
         "bytes": manifest.size_bytes(),
         "files": len(manifest.files),
         "world": manifest.world.size,
-        "pinned": is_pinned(folder),
-        "damaged": damage_reason(folder),
         "entries": {name: {"kind": entry.kind, "type": entry.type} for name, entry in manifest.entries.items()},
         **_contents(manifest),
     }

@@ -1,0 +1,190 @@
+"""Pools whose storage is an object store, as the server serves them: real files of nodes, and fsspec's store in memory.
+
+Ray is recorded: a call is made in this process. So tools run here, too, because a child would have a memory of its own.
+"""
+
+import shutil
+import time
+from dataclasses import replace
+
+import fsspec
+import pytest
+
+from cluster.errors import FleetError, NotFound, UserError
+from cluster.serialization import from_plain
+from cluster.types import NodeFacts
+from orchestrator.core.controller.commands import Launch
+from orchestrator.core.controller.nodes import Node
+from orchestrator.runtime.agents import actors
+from orchestrator.runtime.agents.agents import Agents
+from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
+from orchestrator.runtime.checkpoints.resume_source import ResumeSourceFinder
+from workers.checkpoint.tools import run
+from workers.checkpoint.transfer import stores
+from workers.node.node_facts import node_identity
+from workers.node.node_files import NodeFiles
+from workers.storage import checkpoint_mirror, checkpoint_tools
+
+URI = "memory://bucket/runs"
+KEEP = {"j": 2}
+
+
+class Files(NodeFiles):
+    """The files of a node. Its tools run in this process."""
+
+    def start_tool(self, verb, arguments):
+        locations = checkpoint_tools.TOOLS[verb].locations
+        resolved = {k: self._tools._resolve(verb, k, v, {}) if k in locations else v for k, v in arguments.items()}
+        self.result = run(verb, resolved)
+        return "1"
+
+    def poll_tool(self, number, cursor, timeout_s):
+        return {"progress": None, "seen": 0, "result": self.result}
+
+    def _checkpoints_to_keep(self, job):
+        return KEEP.get(job)
+
+
+class Method:
+    """A method of an actor."""
+
+    def __init__(self, method):
+        self.remote = method
+
+
+class Nodes(Agents):
+    """The agents of nodes as a controller sees them."""
+
+    def __init__(self, nodes):
+        super().__init__(lambda message: None)
+        self.problem = ""
+        self.files = {name: files for name, (_, files) in nodes.items()}
+        self.nodes = {name: Node(name, f"ray-{name}", time.monotonic(), facts) for name, (facts, _) in nodes.items()}
+
+    def actor(self, node):
+        if node not in self.files:
+            raise FleetError(f"node {node} is away")
+        return Actor(self.files[node])
+
+    def lose(self, node):
+        del self.nodes[node], self.files[node]
+
+
+class Actor:
+    def __init__(self, files):
+        self._files = files
+
+    def __getattr__(self, name):
+        return Method(getattr(self._files, name))
+
+
+@pytest.fixture
+def fleet(monkeypatch, tmp_path, recorded):
+    """Nodes a and b of pool s3, whose storage is the store, and c of pool disk. Each has a disk of its own."""
+    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
+    monkeypatch.setattr(checkpoint_tools.checkpoint_location, "SCHEMES", ("memory",))
+    monkeypatch.setattr(checkpoint_tools.checkpoint_location, "BUCKET", checkpoint_tools.checkpoint_location.POOL)
+    monkeypatch.setattr(actors, "get_result", lambda result, what, timeout_s: result)
+    monkeypatch.setattr(checkpoint_mirror.CheckpointMirror.__init__, "__defaults__", (KEEP.get, run))
+    fsspec.filesystem("memory").store.clear()
+    facts, nodes = from_plain(NodeFacts, recorded.RECORDED[0]), {}
+    for name, pool, uri in (("a", "s3", URI), ("b", "s3", URI), ("c", "disk", "")):
+        identity = node_identity(name, pool, "cpu", tmp_path / "nodes" / name, tmp_path / "disks" / name)
+        own = replace(facts, node=name, host=name, pool=pool, storage_id=name, object_store=uri, neighbours=())
+        nodes[name] = own, Files(replace(identity, object_store=uri))
+    yield Nodes(nodes)
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def save(fleet, tmp_path):
+    save = pytest.importorskip("workers.checkpoint").save
+    torch = pytest.importorskip("torch")
+
+    def save_on(node, step):
+        state = {"t": {"w": torch.full((3_000_000,), float(step))}}
+        path = save(fleet.files[node]._storage.make_folder("j"), step, state).path
+        fleet.files[node]._mirror.upload_due()
+        return f"j/{path.name}"
+
+    return save_on
+
+
+def resume(fleet, node, pool="s3", step=9):
+    launch = Launch("j", 2, (node,), (), ({},), pool, "place", earlier_pools=("s3",),
+                    last_checkpoint={"pool": "s3", "path": "j/x", "step": step})  # fmt: skip
+    return ResumeSourceFinder(fleet, CheckpointService(fleet)).ensure_on_nodes(launch, lambda what: None)
+
+
+def read(files, path):
+    return {p.name: p.read_bytes() for p in files._storage.resolve(path).iterdir() if not p.name.startswith(".")}
+
+
+def test_a_job_resumes_on_another_node_of_the_pool_after_the_first_was_lost_with_its_disk(fleet, save, tmp_path):
+    path = save("a", 9)
+    saved = read(fleet.files["a"], path)
+    fleet.lose("a")
+    shutil.rmtree(tmp_path / "disks/a")
+    found = resume(fleet, "b")
+    assert (found.checkpoint, found.missed) == ({"pool": "s3", "path": path, "step": 9}, "")
+    assert read(fleet.files["b"], path) == saved
+
+
+def test_a_job_resumes_in_a_pool_with_a_disk_from_what_is_only_in_the_store(fleet, save):
+    path = save("a", 9)
+    saved = read(fleet.files["a"], path)
+    fleet.lose("a")
+    assert resume(fleet, "c", "disk").checkpoint == {"pool": "disk", "path": path, "step": 9}
+    assert read(fleet.files["c"], path) == saved
+
+
+def test_what_is_damaged_in_the_store_is_passed_over_for_the_one_before_it(fleet, save):
+    old, new = save("a", 8), save("a", 9)
+    fleet.lose("a")
+    files = fsspec.filesystem("memory")
+    shard = next(name for name in files.store if new in name and "shard" in name)
+    files.pipe({shard: bytes(len(files.cat_file(shard)))})
+    assert resume(fleet, "b").checkpoint == {"pool": "s3", "path": old, "step": 8}
+
+
+def test_checkpoints_of_the_store_are_listed_once_shown_planned_and_verified_there(fleet, save):
+    path, service = save("a", 9), CheckpointService(fleet)
+    assert [(row["path"], row["nodes"]) for row in service.list("s3")] == [(path, ["a", "b"])]
+    fleet.lose("a")
+    assert service.show("s3:j")["step"] == 9 and service.plan("s3:j", "tpu:v5e")["step"] == 9
+    verified = service.tool("verify", {"place": "s3:j"}, {}, lambda done, total: None)
+    assert verified["ok"] and verified["path"] == f"{URI}/{path}"
+
+
+def test_a_copy_from_the_store_and_one_to_it_arrive(fleet, save):
+    path, service = save("a", 9), CheckpointService(fleet)
+    saved, name = read(fleet.files["a"], path), path.rpartition("/")[2]
+    fleet.lose("a")
+    service.copy("s3:j", "disk:moved")
+    assert read(fleet.files["c"], f"moved/{name}") == saved
+    service.copy("disk:moved", "s3:returned")
+    fleet.files["b"]._mirror.upload_due()
+    assert fsspec.filesystem("memory").exists(f"/bucket/runs/returned/{name}/MANIFEST.json")
+
+
+def test_a_client_reads_what_is_only_in_the_store(fleet, save):
+    path, service = save("a", 9), CheckpointService(fleet)
+    saved = read(fleet.files["a"], path)
+    fleet.lose("a")
+    reply = service.manifest("s3:j")
+    assert reply == {"checkpoint": f"s3:{path}", "manifest": saved["MANIFEST.json"]}
+    shard = next(name for name in saved if name.startswith("shard"))
+    assert service.chunk(reply["checkpoint"], shard, 0) == saved[shard][: 8 << 20]
+
+
+@pytest.mark.parametrize(("verb", "name", "options"), [("prune", "root", {"keep": 1}), ("pin", "path", {})])
+def test_tools_that_would_not_reach_the_store_are_refused(fleet, save, verb, name, options):
+    save("a", 9)
+    with pytest.raises(UserError, match=f"`{verb}` does not work in pool s3, whose checkpoints are in {URI}"):
+        CheckpointService(fleet).tool(verb, {name: "s3:j"}, options, lambda done, total: None)
+
+
+def test_a_checkpoint_that_is_nowhere_is_not_found(fleet, save):
+    save("a", 9)
+    with pytest.raises(NotFound, match="no checkpoint at s3:absent"):
+        CheckpointService(fleet).show("s3:absent")
