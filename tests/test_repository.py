@@ -88,12 +88,15 @@ VENDORS = {
     "triton": ("triton", "triton_compile", "triton_launch"),
     "pyopencl": ("opencl_driver",),
     "wgpu": ("webgpu_adapters",),
+    "jax": ("pallas", "pallas_driver"),
+    "jaxlib": ("pallas", "pallas_driver"),
     "torch_tpu": ("tpu",),
     "torch_neuronx": ("neuron",),
     "intel_extension_for_pytorch": ("intel", "cpu"),
 }
 # Kernels in a vendor's own language, which import it; nobody imports these but on first use.
 SOURCES = "workers/kernels/sources/"
+SOURCES_OF = {"triton": "triton_", "jax": "pallas_"}
 # The one reader of strangers' pickles: it imports nothing they name and calls nothing, and a test of its own says so.
 READS_PICKLES_AS_DATA = "workers/checkpoint/exchange/pickles/pickle_symbols.py"
 UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -268,14 +271,14 @@ def test_vendor_libraries_are_imported_by_their_vendors_files_on_first_use():
         for line, module, at_once in imports(path)
         for library, stems in VENDORS.items()
         if is_in(module, library)
-        and not name(path).startswith(f"{SOURCES}{library}_")
+        and not (library in SOURCES_OF and name(path).startswith(SOURCES + SOURCES_OF[library]))
         and (at_once or path.stem not in stems or not name(path).startswith("workers/"))
     ]
     wrong += [
         f"{name(path)}:{line} imports {module}"
         for path in PRODUCT
         for line, module, at_once in imports(path)
-        if at_once and is_in(module, SOURCES.rstrip("/").replace("/", "."))
+        if at_once and not name(path).startswith(SOURCES) and is_in(module, SOURCES.rstrip("/").replace("/", "."))
     ]
     assert not wrong, "\n".join(wrong)
 

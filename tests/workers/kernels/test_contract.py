@@ -5,8 +5,13 @@ import torch
 from kernel_cases import CASES, check, rounded_share
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-NOT_HELD = {("triton", "rmsnorm-tiny", torch.bfloat16)}
-"""Triton's interpreter garbles subnormal numbers of bfloat16 when it reads them; a compiled kernel does not."""
+NOT_HELD = {
+    ("triton", "rmsnorm-tiny", torch.bfloat16),
+    ("pallas", "rmsnorm-tiny", torch.float32),
+    ("pallas", "rmsnorm-tiny", torch.bfloat16),
+}
+"""Triton's interpreter garbles subnormal numbers of bfloat16 when it reads them; a compiled kernel does not. XLA reads
+those of float32 and bfloat16 as 0, on CPUs as TPUs do."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))
@@ -21,6 +26,6 @@ def test_results_are_as_near_to_float64_as_their_dtype_allows(kernels, case, dty
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=("f16", "bf16"))
 def test_results_are_rounded_to_nearest(kernels, dtype):
-    if kernels.interpreted:
+    if kernels.interpreted and kernels.name == "triton":
         pytest.skip("Triton's interpreter cuts bits off where a device rounds")
     assert rounded_share(kernels, dtype) > 0.97
