@@ -344,7 +344,7 @@ class CheckpointService:
             verification: dict[str, Any] = self.run_tool(match.node, "verify", {"place": copy_there}, progress)
         except NotFound:
             return None
-        return verification
+        return verification | reference_fields(match.location.pool, match.location.path)
 
     def _check_deletes_all(self, verb: str, pool: str) -> None:
         """Refuse tools whose effect would not reach the object store of a pool. Raises UserError."""

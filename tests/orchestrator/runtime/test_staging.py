@@ -153,7 +153,7 @@ def test_checkpoints_of_the_store_are_listed_once_shown_planned_and_verified_the
     fleet.lose("a")
     assert service.show("s3:j")["step"] == 9 and service.plan("s3:j", "tpu:v5e")["step"] == 9
     verified = service.tool("verify", {"place": "s3:j"}, {}, lambda done, total: None)
-    assert verified["ok"] and verified["path"] == f"{URI}/{path}"
+    assert verified["ok"] and verified["ref"] == f"s3:{path}"
 
 
 def test_a_copy_from_the_store_and_one_to_it_arrive(fleet, save):
