@@ -160,8 +160,8 @@ def _group_key(have: Devices) -> tuple[object, ...]:
     closed_reason = have.reason or have.node if not have.schedulable else ""
     where = (have.pool, have.kind, have.backend, have.environment)
     memory = (have.memory_bytes, have.host_memory_bytes if have.host else 0)
-    tpu_slice = (have.tpu_slice.name, have.tpu_slice.hosts) if have.tpu_slice else ()
-    return (*where, *memory, *tpu_slice, have.total, have.emulated, have.price_per_hour, closed_reason)
+    tpu_slice = have.tpu_slice and (have.tpu_slice.name, have.tpu_slice.hosts)
+    return (*where, *memory, tpu_slice, have.total, have.emulated, have.price_per_hour, closed_reason)
 
 
 request_key: Callable[[Candidate], tuple[object, ...]] = attrgetter(

@@ -11,7 +11,8 @@ Rule = Callable[[Candidate, Devices], str]
 
 def minimum_count(want: Candidate, have: Devices) -> int:
     """Return the smallest number of devices of this node with which the candidate can run."""
-    return have.total if takes_all_devices(want, have) else want.min_count
+    takes_all = want.exclusive or (want.nodes > 1 and have.tpu_slice)  # written out, because it is called very often
+    return have.total if takes_all else want.min_count
 
 
 def takes_all_devices(want: Candidate, have: Devices) -> bool:

@@ -59,15 +59,14 @@ def best_option(
         possible = range(min(want.count, frees[want.nodes - 1]), count, -1)
         count = next(filter(want.divides, possible), count)
     able = [have for have in fits if len(have.free) >= count]
-    idle = _idle_slices(able) if want.nodes == 1 else frozenset()
-
-    def tightness(have: Devices) -> tuple[bool, bool, bool, int, int, str]:
-        in_idle_slice = have.tpu_slice is not None and have.tpu_slice.name in idle
-        missing = count_missing(job.data, have)
-        return (have.node in job.avoid, is_far(job, have), in_idle_slice, len(have.free), missing, have.id)
-
-    chosen = sorted(able, key=tightness)[: want.nodes]
-    if spans_slice(want, chosen[0]):
+    tightest = sorted(
+        able, key=lambda d: (d.node in job.avoid, is_far(job, d), len(d.free), count_missing(job.data, d), d.id)
+    )
+    if want.nodes == 1 and tightest[0].tpu_slice:
+        idle = _idle_slices(able)
+        tightest.sort(key=lambda d: (d.node in job.avoid, is_far(job, d), _is_in(idle, d)))
+    chosen = tightest[: want.nodes]
+    if want.nodes > 1 and chosen[0].tpu_slice:
         chosen.sort(key=_position)
     return PlacementOption(index, count, tuple(chosen))
 
@@ -76,9 +75,13 @@ def _position(have: Devices) -> tuple[int, str]:
     return have.tpu_slice.worker if have.tpu_slice else 0, have.id
 
 
+def _is_in(slices: frozenset[str], have: Devices) -> bool:
+    return have.tpu_slice is not None and have.tpu_slice.name in slices
+
+
 def _idle_slices(nodes: Iterable[Devices]) -> frozenset[str]:
     """Return the TPU slices of which every host is among these nodes, with all devices free."""
-    idle = (have.tpu_slice for have in nodes if have.tpu_slice and len(have.free) == have.total)
+    idle = [have.tpu_slice for have in nodes if have.tpu_slice and len(have.free) == have.total]
     hosts = Counter((tpu_slice.name, tpu_slice.hosts) for tpu_slice in idle)
     return frozenset(name for (name, total), count in hosts.items() if count >= total)
 
