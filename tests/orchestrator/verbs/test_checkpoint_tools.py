@@ -10,7 +10,7 @@ from orchestrator.verbs.declare import Exchange, verbs_of
 from workers.checkpoint.tool_table import NODE_TOOLS, TOOLS
 
 OF_THE_SERVER = {"copy", "discard", "look", "fetch", "stage"}
-"""Tools that the server runs for copies, conversions and data, never as a client names their arguments."""
+"""Tools that the server runs for copies, conversions, data and resumes, never as a client names their arguments."""
 VERBS = {verb.name: verb for verb in verbs_of(checkpoints) if verb.exchange is Exchange.OPERATION}
 GIVEN_BY_THE_NODE = {"progress", "follow_links", "files"}
 
