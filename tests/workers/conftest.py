@@ -9,8 +9,9 @@ import pytest
 
 
 @pytest.fixture
-def bucket(monkeypatch):
+def bucket(monkeypatch, tmp_path):
     """The URI of a prefix in a store that speaks S3 over HTTP."""
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-p", "0"], stderr=subprocess.PIPE, text=True, env=os.environ.copy()
     )

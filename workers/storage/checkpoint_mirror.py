@@ -16,7 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from cluster.errors import NotFound, PolyfleetError
+from cluster.host import file_lock
 from cluster.input import checkpoint_location
+from cluster.paths import home, private_dir
 from cluster.types import Finding
 from workers.errors import CheckpointError
 from workers.processes.interpreter import interpreter
@@ -239,9 +241,17 @@ class CheckpointMirror(PoolCheckpoints):
                 held_s = time.monotonic()
                 hold(folder)
 
-        keep_held()
-        self._run("copy", {"source": str(folder), "target": self._uri(self._path(folder.parent))}, keep_held)
-        os.close(os.open(folder / self._mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        with file_lock.exclusive(self._lock_path(), lambda: None):  # other nodes may share this folder
+            if os.path.lexists(folder / self._mark):
+                return
+            keep_held()
+            self._run("copy", {"source": str(folder), "target": self._uri(self._path(folder.parent))}, keep_held)
+            os.close(os.open(folder / self._mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+    def _lock_path(self) -> Path:
+        """Lock of uploads from this folder. It is not in the folder, where jobs may put links."""
+        name = hashlib.sha256(str(self._storage.root).encode()).hexdigest()[:16]
+        return private_dir(home() / "upload-locks") / name
 
     def _remove_expired(self, job: str, newest: str) -> None:
         keep = self._keep_of(job)

@@ -81,6 +81,7 @@ class Actor:
 @pytest.fixture
 def fleet(monkeypatch, tmp_path, recorded):
     """Nodes a and b of pool s3, whose storage is the store, and c of pool disk. Each has a disk of its own."""
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
     monkeypatch.setattr(checkpoint_tools.checkpoint_location, "SCHEMES", ("memory",))
     monkeypatch.setattr(checkpoint_tools.checkpoint_location, "BUCKET", checkpoint_tools.checkpoint_location.POOL)

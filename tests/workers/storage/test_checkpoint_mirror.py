@@ -4,6 +4,7 @@ The store is fsspec's in memory, so tools run in this process and not in a child
 """
 
 import shutil
+import threading
 
 import fsspec
 import pytest
@@ -22,8 +23,9 @@ KEEP = {"j": 2}
 
 
 @pytest.fixture
-def memory(monkeypatch):
+def memory(monkeypatch, tmp_path):
     """fsspec's store in memory, which only tests may name."""
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
     files = fsspec.filesystem("memory")
     files.store.clear()
@@ -63,6 +65,23 @@ def test_what_a_node_saves_is_uploaded_once_and_other_nodes_list_it(node, save, 
     memory.store.clear()
     a.upload_due()
     assert objects(memory) == [], "it was uploaded before"
+
+
+def test_nodes_that_share_a_folder_upload_what_is_in_it_once(node, save):
+    uploads = []
+
+    def tool(verb, arguments, progress=None):
+        uploads.extend([arguments["source"]] if verb == "copy" else [])
+        return run(verb, arguments, progress)
+
+    nodes = [node("a", tool) for _ in range(4)]
+    save(nodes[0], 1)
+    threads = [threading.Thread(target=one.upload_due) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(uploads) == 1 and [one.findings() for one in nodes] == [()] * 4
 
 
 def test_what_is_only_in_the_store_is_described_as_on_the_node_that_saved_it(node, save):
