@@ -37,6 +37,7 @@ import garbage
 import leftovers
 import limits
 import retries
+import rewriting
 import run_report
 import schedule
 import tiers
@@ -70,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         plugins += [retries.Starts(), garbage.Garbage()]
     if hasattr(config, "workerinput"):
-        plugins.append(brief_reports.BriefReports())
+        plugins += [brief_reports.BriefReports(), rewriting.Rewriting()]
     if not hasattr(config, "workerinput"):
         plugins += reporting(config)
     for plugin in plugins:
