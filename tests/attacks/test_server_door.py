@@ -81,6 +81,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     daemon.stop_server(home)
 
 
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of `running`."""
+    home = tmp_path_factory.mktemp("shared") / "home"
+    yield home
+    daemon.stop_server(home)
+
+
+@pytest.fixture(scope="module")
+def running(shared_home: Path) -> ServerRecord:
+    """One server for the tests after which it serves as before."""
+    return daemon.start_server(shared_home, 0)
+
+
 @pytest.fixture
 def rogue() -> Iterator[Callable[[int, int, Path], subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
@@ -206,9 +220,9 @@ def test_a_server_in_a_folder_with_a_long_name_is_reached(tmp_path, monkeypatch)
     assert not (home / "server.sock").exists()
 
 
-def test_a_proof_is_bound_to_its_port(home):
+def test_a_proof_is_bound_to_its_port(shared_home, running):
     """What listens elsewhere cannot hand on the answer of the real server."""
-    server = daemon.start_server(home, 0)
+    server, home = running, shared_home
     with socket.create_server(("127.0.0.1", 0)) as relay:
         port = relay.getsockname()[1]
 
@@ -229,8 +243,8 @@ def test_a_proof_is_bound_to_its_port(home):
         thread.join(HANG_S)
 
 
-def test_hundreds_of_idle_connections_leave_the_client_its_place(home, wait_until):
-    server = daemon.start_server(home, 0)
+def test_hundreds_of_idle_connections_leave_the_client_its_place(shared_home, running, wait_until):
+    server, home = running, shared_home
     with http.connect(home, start=False) as client, ExitStack() as held:
         for _ in range(600):
             held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -347,8 +361,8 @@ def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(port, monkeypatch):
     assert dribbled(port, head.encode(), b" ") > 1
 
 
-def test_idle_streams_hold_no_threads_and_do_not_keep_others_waiting(home):
-    server = daemon.start_server(home)
+def test_idle_streams_hold_no_threads_and_do_not_keep_others_waiting(shared_home, running):
+    server, home = running, shared_home
     with http.connect(home, start=False) as client, ExitStack() as held:
         transport = httpx.HTTPTransport(uds=server.socket, limits=httpx.Limits(max_connections=None))
         headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}"}

@@ -35,6 +35,20 @@ def home(tmp_path):
     daemon.stop_server(home)
 
 
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory):
+    """The home of `running`."""
+    home = tmp_path_factory.mktemp("running") / "home"
+    yield home
+    daemon.stop_server(home)
+
+
+@pytest.fixture(scope="module")
+def running(shared_home):
+    """One server for the tests that only look at it."""
+    return daemon.start_server(shared_home, 0)
+
+
 def start(home, port=0):
     return daemon.start_server(home, port)
 
@@ -44,8 +58,8 @@ def answers(server, token):
     return httpx.get(f"{server.url}/v1/version", headers=headers, trust_env=False).json()
 
 
-def test_a_started_server_answers_from_its_own_folder_and_session(home):
-    server = start(home)
+def test_a_started_server_answers_from_its_own_folder_and_session(shared_home, running):
+    server, home = running, shared_home
     token = tokens.read(home / "token")
     assert answers(server, token)["pid"] == server.pid
     assert daemon.find_server(home) == server
@@ -55,11 +69,10 @@ def test_a_started_server_answers_from_its_own_folder_and_session(home):
     assert token not in (home / "server.json").read_text() + daemon.log_path(home).read_text()
 
 
-def test_it_listens_on_loopback_only(home):
-    server = start(home)
-    listening = Path(f"/proc/{server.pid}/net/tcp").read_text()
-    assert f"0100007F:{server.port:04X}" in listening
-    assert f"00000000:{server.port:04X}" not in listening
+def test_it_listens_on_loopback_only(running):
+    listening = Path(f"/proc/{running.pid}/net/tcp").read_text()
+    assert f"0100007F:{running.port:04X}" in listening
+    assert f"00000000:{running.port:04X}" not in listening
 
 
 def test_all_who_start_at_once_get_the_one_server(home):
@@ -68,11 +81,12 @@ def test_all_who_start_at_once_get_the_one_server(home):
     assert len(servers) == 1
 
 
-def test_a_second_process_by_hand_is_refused(home):
-    start(home)
+def test_a_second_process_by_hand_is_refused(shared_home, running):
+    home = shared_home
     second = subprocess.run([*COMMAND, "--home", str(home)], capture_output=True, text=True, timeout=180)
     assert second.returncode != 0
     assert f"a server for {home} is running" in second.stderr
+    assert daemon.find_server(home) == running
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -197,8 +211,8 @@ def test_a_token_others_may_read_is_refused_with_what_to_do(home):
     assert daemon.find_server(home) is None
 
 
-def test_the_record_is_json_with_the_documented_keys(home):
-    server = start(home)
+def test_the_record_is_json_with_the_documented_keys(shared_home, running):
+    home = shared_home
     assert set(json.loads((home / "server.json").read_text())) == {
         "pid",
         "created",
@@ -207,7 +221,7 @@ def test_the_record_is_json_with_the_documented_keys(home):
         "started_at",
         "socket",
     }
-    assert replace(server) == server_record.read(home)
+    assert replace(running) == server_record.read(home)
 
 
 UPGRADES = """
