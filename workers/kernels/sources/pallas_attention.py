@@ -80,14 +80,15 @@ def _attention(
     rows, block_keys = q_ref.shape[0], k_ref.shape[0]
     first_query, first_key = pl.program_id(2) * rows, pl.program_id(3) * block_keys
     past = keys - length  # causal counts from the end
+    one_block = keys <= block_keys  # decided at compile time: nothing is conditional then
 
-    @pl.when(pl.program_id(3) == 0)
+    @pl.when(one_block or pl.program_id(3) == 0)
     def _():
         largest_ref[...] = jnp.full_like(largest_ref, -INF)
         total_ref[...] = jnp.zeros_like(total_ref)
         sums_ref[...] = jnp.zeros_like(sums_ref)
 
-    @pl.when(True if not causal else first_key <= first_query + rows - 1 + past)
+    @pl.when(one_block or not causal or first_key <= first_query + rows - 1 + past)
     def _():
         scores = _product(q_ref[...], k_ref[...], 1) * scale
         if has_mask:
@@ -102,7 +103,7 @@ def _attention(
         values = jnp.where(is_below(values.shape, 0, first_key, keys), values, jnp.zeros_like(values))
         _add(scores, values, largest_ref, total_ref, sums_ref)
 
-    @pl.when(pl.program_id(3) == pl.num_programs(3) - 1)
+    @pl.when(one_block or pl.program_id(3) == pl.num_programs(3) - 1)
     def _():
         total = total_ref[...]
         out_ref[...] = jnp.where(total == 0.0, 0.0, sums_ref[...] / total).astype(out_ref.dtype)
