@@ -117,7 +117,7 @@ def _choices(
     choices = [
         PlaceChoice(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
         for index, want in enumerate(job.candidates)
-        for place in dict.fromkeys(_places(index, want, job, capacity, obtainable, ending))
+        for place in _different(_places(index, want, job, capacity, obtainable, ending), want)
     ]
     if any(choice.place.island.backend != "cpu" for choice in choices):
         return [
@@ -125,6 +125,11 @@ def _choices(
             for choice in choices
         ]
     return choices
+
+
+def _different(options: Iterable[Place], want: Candidate) -> Iterable[Place]:
+    """Return options without repetitions, which only candidates on several nodes have: in slices of one pool."""
+    return dict.fromkeys(options) if want.nodes > 1 else options
 
 
 def _slow_down(choice: PlaceChoice) -> PlaceChoice:
@@ -144,10 +149,14 @@ def _places(
         if narrowed is None:
             continue
         free = sorted(obtainable.counts_on(ids, want), reverse=True)
+        if len(free) < want.nodes:
+            continue
+        is_plain = not (island.per_node or island.tpu_slice)
+        merged = island if is_plain else replace(island, per_node=0, tpu_slice="")  # slices of a pool are one here
         takes_all = takes_all_devices(narrowed, first)
         for count in [minimum_count(narrowed, first)] if takes_all else counts(narrowed):
-            if len(free) >= want.nodes and free[want.nodes - 1] >= count:  # slices of one pool are one island here
-                yield Place(index, replace(island, per_node=0, tpu_slice=""), count, want.nodes)
+            if free[want.nodes - 1] >= count:
+                yield Place(index, merged, count, want.nodes)
 
 
 def counts(want: Candidate) -> list[int]:
