@@ -1,6 +1,7 @@
 """Every implementation that can compute here, made once for all tests of a process."""
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ import torch
 from workers import kernels as registry
 
 MADE = {}
+COMPILED = 50
+"""Tests after which programs of Pallas' interpreter are forgotten: hundreds of them take 0.7 GB of a process."""
+counts = Counter()
 
 
 def told(absent, name, why):
@@ -37,4 +41,7 @@ def kernels(request, absent):
         if reason := registry.unavailable_reason(name):
             told(absent, name, f"kernels {name!r} are not available here: {reason}")
         MADE[name] = registry.create(name)
-    return MADE[name]
+    yield MADE[name]
+    counts[name] += 1
+    if name == "pallas" and counts[name] % COMPILED == 0:
+        MADE[name].close()
