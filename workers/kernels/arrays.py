@@ -19,7 +19,7 @@ from cluster.errors import UserError
 from workers.devices.backends.precision import name_of
 
 if TYPE_CHECKING:
-    from workers.kernels.base import KernelBackend
+    from workers.kernels.device import KernelDevice
 
 META = torch.device("meta")
 Back = Callable[[Tensor], Any]
@@ -31,7 +31,7 @@ class Resident:
     Methods of the kernels that made it accept it like a tensor, and return a Resident for a Resident.
     """
 
-    def __init__(self, owner: "KernelBackend", shape: torch.Size, dtype: torch.dtype, buffer: Any):
+    def __init__(self, owner: "KernelDevice", shape: torch.Size, dtype: torch.dtype, buffer: Any):
         self.owner, self.buffer = owner, buffer
         self.like = torch.empty(shape, dtype=dtype, device=META)
 
@@ -151,3 +151,11 @@ def count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UserError(f"{name} is {value!r}", "write an integer of at least 0")
     return value
+
+
+def mask_strides(mask: Any) -> tuple[int, ...]:
+    """Return the strides of an attention mask (B, H, T, S), 0 for dimensions that are broadcast and without a mask."""
+    if mask is None:
+        return (0,) * 4
+    steps = torch.empty(mask.shape, device="meta").stride()
+    return tuple(0 if size == 1 else step for size, step in zip(mask.shape, steps, strict=True))

@@ -1,13 +1,14 @@
 """The device of kernels, and transfers between torch's memory and a driver's own memory."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import psutil
 import torch
 from torch import Tensor
 
-from cluster.errors import PolyfleetError, UserError
+from cluster.errors import PolyfleetError, UserError, nearest
 from workers.devices.backends.precision import name_of
 from workers.errors import KernelsFailed
 from workers.kernels.arrays import Resident, operand
@@ -108,6 +109,54 @@ class KernelDevice(ABC):
 
     def dtype_names(self) -> tuple[str, ...]:
         return tuple(name_of(dtype) for dtype in self.dtypes)
+
+
+class OwnMemory(KernelDevice):
+    """Kernels whose driver has memory of its own: arrays are copied in each call, or once with `to_device`."""
+
+    def to_device(self, value: Any) -> Resident:
+        one = operand("value", value)
+        if one.buffer is not None:
+            return value if value.owner is self else self.to_device(value.owner.to_host(value))
+        plain = one.tensor.detach().cpu().contiguous()
+        return Resident(self, plain.shape, plain.dtype, self._uploaded(plain))
+
+    def to_host(self, value: Any) -> Tensor:
+        one = operand("value", value)
+        if one.buffer is None:
+            return one.tensor.cpu()
+        host = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
+        if host.numel():
+            self._download(one.buffer, host)
+        return host
+
+    @abstractmethod
+    def _uploaded(self, tensor: Tensor) -> Any:
+        """Copy a contiguous tensor of the CPU to the driver's memory."""
+
+    @abstractmethod
+    def _download(self, buffer: Any, host: Tensor) -> None:
+        """Fill `host` from the driver's memory."""
+
+
+def find_device_named(what: str, name: str, devices: Sequence[Any], name_of: Callable[[Any], str]) -> Any:
+    """Return the first device whose name contains `name`, in any case. Raises UserError if there is none."""
+    matches = [one for one in devices if name.lower() in name_of(one).lower()]
+    if not matches:
+        raise UserError(f"no {what} is named {name!r}", nearest(name, [name_of(one) for one in devices]))
+    return matches[0]
+
+
+def why_no_device(devices: Callable[[], Sequence[Any]], no_driver: str, no_binding: str) -> str:
+    """Return why `devices` finds none, or "". `no_binding`: the reason if Python's library for the driver is absent."""
+    try:
+        return "" if devices() else no_driver
+    except ImportError:
+        return no_binding
+    except KernelsFailed as e:
+        return e.reason
+    except Exception as e:  # a driver's loader may raise anything
+        return f"{no_driver}: {e}".splitlines()[0]
 
 
 def as_device(name: Any) -> torch.device:

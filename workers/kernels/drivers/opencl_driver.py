@@ -15,6 +15,7 @@ from typing import Any
 from cluster.errors import UserError, nearest
 from cluster.paths import cache, private_dir
 from workers.errors import KernelsFailed
+from workers.kernels.device import find_device_named, why_no_device
 
 SOURCES = Path(__file__).parents[1] / "sources"
 FORMS = ("items", "groups")
@@ -68,14 +69,7 @@ def _unwritable_reason(folder: Path) -> str:
 
 def unavailable_reason() -> str:
     """Return why no OpenCL device can be used, or ""."""
-    try:
-        return "" if devices() else NO_DRIVER
-    except ImportError:
-        return NO_BINDING
-    except KernelsFailed as e:
-        return e.reason
-    except Exception as e:  # a driver's loader may raise anything
-        return f"{NO_DRIVER}: {e}".splitlines()[0]
+    return why_no_device(devices, NO_DRIVER, NO_BINDING)
 
 
 def devices() -> list[Any]:
@@ -92,12 +86,7 @@ def devices() -> list[Any]:
 
 def find_device(name: str) -> Any:
     """Return the first device whose name contains `name`, in any case. Raises UserError if there is none."""
-    available = devices()
-    names = [one.name for one in available]
-    matches = [one for one in available if name.lower() in one.name.lower()]
-    if not matches:
-        raise UserError(f"no OpenCL device is named {name!r}", nearest(name, names))
-    return matches[0]
+    return find_device_named("OpenCL device", name, devices(), lambda one: str(one.name))
 
 
 class Driver:

@@ -5,8 +5,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from cluster.errors import UserError, nearest
 from workers.errors import KernelsFailed
+from workers.kernels.device import find_device_named, why_no_device
 
 NO_BINDING = "wgpu is not installed: pip install 'polyfleet[webgpu]'"
 NO_ADAPTER = "no WebGPU adapter is available; on Linux install a Vulkan driver, such as mesa-vulkan-drivers for CPUs"
@@ -52,14 +52,7 @@ def import_wgpu() -> ModuleType:
 
 def unavailable_reason() -> str:
     """Return why no WebGPU adapter can be used, or ""."""
-    try:
-        return "" if adapters() else NO_ADAPTER
-    except ImportError:
-        return NO_BINDING
-    except KernelsFailed as e:
-        return e.reason
-    except Exception as e:  # a driver's loader may raise anything
-        return f"{NO_ADAPTER}: {e}".splitlines()[0]
+    return why_no_device(adapters, NO_ADAPTER, NO_BINDING)
 
 
 def adapters() -> list[Any]:
@@ -72,10 +65,4 @@ def adapters() -> list[Any]:
 
 def find_adapter(name: str) -> Any:
     """Return the first adapter whose name contains `name`, in any case. Raises UserError if there is none."""
-    available = adapters()
-    matches = [one for one in available if name.lower() in one.info["device"].lower()]
-    if not matches:
-        raise UserError(
-            f"no WebGPU adapter is named {name!r}", nearest(name, [one.info["device"] for one in available])
-        )
-    return matches[0]
+    return find_device_named("WebGPU adapter", name, adapters(), lambda one: str(one.info["device"]))

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from cluster.errors import PolyfleetError
 from workers.errors import KernelsFailed
-from workers.kernels.arrays import Resident, operand
+from workers.kernels.arrays import Resident, mask_strides
 from workers.kernels.base import KernelBackend
+from workers.kernels.device import OwnMemory
 from workers.kernels.drivers import opencl_driver as driving
 from workers.kernels.drivers.opencl_arrays import Array, allocate, as_bytes, copy_back, copy_tensor, import_tensor
 
@@ -22,7 +23,7 @@ long, real, flag = np.int64, np.float32, np.int32
 MASKS = {torch.bool: 1, torch.float32: 2}
 
 
-class Kernels(KernelBackend):
+class Kernels(OwnMemory, KernelBackend):
     """Kernels in OpenCL C. `on`: part of the name of an OpenCL device ("": the first, GPUs before CPUs). `form`:
     "items" or "groups" ("": by device). torch's tensors are in the CPU's memory; `to_device` puts an array on the
     device.
@@ -67,22 +68,12 @@ class Kernels(KernelBackend):
 
     # Memory
 
-    def to_device(self, value: Any) -> Resident:
-        one = operand("value", value)
-        if one.buffer is not None:
-            return value if value.owner is self else self.to_device(value.owner.to_host(value))
-        plain = one.tensor.cpu().contiguous()
-        return Resident(self, plain.shape, plain.dtype, self._call_driver(copy_tensor, plain))
+    def _uploaded(self, tensor: Tensor) -> Any:
+        return self._call_driver(copy_tensor, tensor)
 
-    def to_host(self, value: Any) -> Tensor:
-        one = operand("value", value)
-        if one.buffer is None:
-            return one.tensor.cpu()
-        host = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
-        if host.numel():
-            self.driver.check_process()
-            self._call_driver(lambda driver: driver.cl.enqueue_copy(driver.queue, as_bytes(host), one.buffer))
-        return host
+    def _download(self, buffer: Any, host: Tensor) -> None:
+        self.driver.check_process()
+        self._call_driver(lambda driver: driver.cl.enqueue_copy(driver.queue, as_bytes(host), buffer))
 
     def _imported(self, tensor: Tensor, written: bool = False) -> Array:
         array: Array = self._call_driver(import_tensor, tensor, written)
@@ -233,14 +224,6 @@ class Kernels(KernelBackend):
         sizes = map(long, (length, many, heads, groups, width, wide))
         self._launch(
             "attention", "attention", (q_BHTD, None), rows, self._local, q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE,
-            lse_BHT, sums, *sizes, real(scale), flag(causal), flag(kind), *_strides(mask_BHTS),
+            lse_BHT, sums, *sizes, real(scale), flag(causal), flag(kind), *map(long, mask_strides(mask_BHTS)),
             flag(lse_BHT is not None),
         )  # fmt: skip
-
-
-def _strides(mask: Array | None) -> tuple[np.int64, ...]:
-    """Return the mask's strides, 0 for dimensions that are broadcast."""
-    if mask is None:
-        return (long(0),) * 4
-    steps = torch.empty(mask.shape, device="meta").stride()
-    return tuple(long(0 if size == 1 else step) for size, step in zip(mask.shape, steps, strict=True))

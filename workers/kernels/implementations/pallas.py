@@ -13,9 +13,10 @@ from torch import Tensor
 
 from cluster.errors import PolyfleetError, UserError
 from workers.errors import KernelsFailed
-from workers.kernels.arrays import Resident, operand
+from workers.kernels.arrays import Resident
 from workers.kernels.base import KernelBackend
 from workers.kernels.compilation import pallas_blocks as planning
+from workers.kernels.device import OwnMemory
 from workers.kernels.drivers import pallas_driver as driving
 from workers.kernels.drivers.pallas_arrays import Array, Buffer, as_numpy, fill_tensor
 
@@ -23,7 +24,7 @@ LARGEST_DIMENSION = (1 << 31) - 1
 """JAX's indices within a dimension are 32 bits wide; offsets in memory are 64."""
 
 
-class Kernels(KernelBackend):
+class Kernels(OwnMemory, KernelBackend):
     """Kernels in Pallas. `platform`: JAX's "tpu" or "cpu" ("": a TPU if there is one); `vmem_bytes`: how much vector
     memory blocks may use. torch's tensors are in the CPU's memory; `to_device` puts an array on the TPU.
     """
@@ -71,20 +72,11 @@ class Kernels(KernelBackend):
 
     # Memory
 
-    def to_device(self, value: Any) -> Resident:
-        one = operand("value", value)
-        if one.buffer is not None:
-            return value if value.owner is self else self.to_device(value.owner.to_host(value))
-        plain = one.tensor.detach().cpu().contiguous().clone()  # JAX may use this memory itself
-        return Resident(self, plain.shape, plain.dtype, Buffer(self._call_driver(self.driver.put, as_numpy(plain))))
+    def _uploaded(self, tensor: Tensor) -> Buffer:
+        return Buffer(self._call_driver(self.driver.put, as_numpy(tensor.clone())))  # JAX may use this memory itself
 
-    def to_host(self, value: Any) -> Tensor:
-        one = operand("value", value)
-        if one.buffer is None:
-            return one.tensor.cpu()
-        host = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
-        self._call_driver(fill_tensor, host, one.buffer.value)
-        return host
+    def _download(self, buffer: Any, host: Tensor) -> None:
+        self._call_driver(fill_tensor, host, buffer.value)
 
     def synchronize(self) -> None:
         """Wait for the device. A TPU runs programs in order: when a new one has ended, all before it have."""

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from cluster.errors import PolyfleetError
 from workers.errors import KernelsFailed
-from workers.kernels.arrays import Resident, operand
+from workers.kernels.arrays import Resident, mask_strides
 from workers.kernels.base import KernelBackend
+from workers.kernels.device import OwnMemory
 from workers.kernels.drivers import webgpu_adapters
 from workers.kernels.drivers.webgpu_arrays import Array, as_bytes, import_tensor, parts, require_bindable
 from workers.kernels.drivers.webgpu_driver import TILE, Driver
@@ -25,7 +26,7 @@ INVOCATIONS_ACROSS, TERMS_PER_TILE = 8, 16
 NO_MASK, BOOL_MASK, ADDED_MASK = 0, 1, 2
 
 
-class Kernels(KernelBackend):
+class Kernels(OwnMemory, KernelBackend):
     """Kernels in WGSL. `on`: part of the name of an adapter ("": the first, GPUs before CPUs). torch's tensors are in
     the CPU's memory and are copied in each call; `to_device` puts an array on the device.
     """
@@ -72,21 +73,11 @@ class Kernels(KernelBackend):
 
     # Memory
 
-    def to_device(self, value: Any) -> Resident:
-        one = operand("value", value)
-        if one.buffer is not None:
-            return value if value.owner is self else self.to_device(value.owner.to_host(value))
-        plain = one.tensor.cpu().contiguous()
-        return Resident(self, plain.shape, plain.dtype, import_tensor(self.driver, plain, written=False).buffer)
+    def _uploaded(self, tensor: Tensor) -> Any:
+        return import_tensor(self.driver, tensor, written=False).buffer
 
-    def to_host(self, value: Any) -> Tensor:
-        one = operand("value", value)
-        if one.buffer is None:
-            return one.tensor.cpu()
-        host = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
-        if host.numel():
-            self.driver.download(one.buffer, as_bytes(host))
-        return host
+    def _download(self, buffer: Any, host: Tensor) -> None:
+        self.driver.download(buffer, as_bytes(host))
 
     def _imported(self, tensor: Tensor, written: bool = False) -> Array:
         return import_tensor(self.driver, tensor, written)
@@ -227,7 +218,7 @@ class Kernels(KernelBackend):
         for first in range(0, max(many, 1), keys):
             options = (
                 *(length, many, heads, groups, width, wide, first, min(first + keys, many), scale, causal, kind),
-                *_strides(mask_BHTS), lse_BHT is not None, self._across(wide),
+                *mask_strides(mask_BHTS), lse_BHT is not None, self._across(wide),
             )  # fmt: skip
             self.driver.dispatch("attention", rows, options, inputs, outputs)
 
@@ -252,11 +243,3 @@ def _merged(array_BTD: Array) -> Array:
     """Return the rows of an array of three dimensions."""
     shape = torch.Size((array_BTD.shape[:2].numel(), array_BTD.shape[2]))
     return Array(array_BTD.buffer, shape, array_BTD.dtype)
-
-
-def _strides(mask: Array | None) -> tuple[int, ...]:
-    """Return the mask's strides, 0 for dimensions that are broadcast."""
-    if mask is None:
-        return (0,) * 4
-    steps = torch.empty(mask.shape, device="meta").stride()
-    return tuple(0 if size == 1 else step for size, step in zip(mask.shape, steps, strict=True))
