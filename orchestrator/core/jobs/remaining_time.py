@@ -107,9 +107,9 @@ def _from_steps(job: Job, kind: str, devices: int, evidence: Evidence) -> Remain
 
 
 def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> tuple[float, str]:
-    """Return (the reported steps per second there, the other job that reported them or "").
+    """Return (steps per second on these devices, the other job that reported them or "").
 
-    If there is no such rate, that of the most similar kind and number is scaled; 0 if there is none.
+    If none was reported for them, the rate of the most similar kind and number is scaled. Without any rate it is 0.
     """
     rates = _reported_rates(job, kind, evidence)
     if (kind, devices) in rates:
