@@ -42,7 +42,8 @@ class CheckpointTools:
     def plan(self, ref: str, to_kind: str, count: int) -> Any:
         ref = self.resolve(ref)
         if is_local(ref):
-            return self.run_locally("plan", {"path": ref, "to": to_kind, "count": count})
+            path = self.run_locally("show", {"path": ref})["path"]  # of a folder, the newest in it
+            return self.run_locally("plan", {"path": path, "to": to_kind, "count": count})
         with self._open_client() as client:
             return client.checkpoints.plan(ref, to_kind, count=count)
 

@@ -278,13 +278,18 @@ def _read(path: Path, max_bytes: int, offset: int = 0) -> bytes:
 
 
 def _write(folder: Path, chunk: Chunk, data: bytes) -> None:
-    """Write a chunk at its offset in a file that the tool created. The tool reads it back before it counts as valid."""
-    descriptor = os.open(folder / chunk[0], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Write a chunk at its offset in a file that the tool created. The tool reads it back before it counts as valid.
+    An OSError names the file, so that a full disk is not searched elsewhere.
+    """
+    path, start = folder / chunk[0], chunk[1] * CHUNK_BYTES
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         view, done = memoryview(data), 0
         while done < len(view):
-            done += os.pwrite(descriptor, view[done:], chunk[1] * CHUNK_BYTES + done)
+            done += os.pwrite(descriptor, view[done:], start + done)
         if hasattr(os, "posix_fadvise"):  # the kernel starts to write it to the disk while other chunks arrive
-            os.posix_fadvise(descriptor, chunk[1] * CHUNK_BYTES, len(view), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, start, len(view), os.POSIX_FADV_DONTNEED)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
     finally:
         os.close(descriptor)

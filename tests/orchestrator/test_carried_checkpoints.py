@@ -3,11 +3,13 @@
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError, UserError
+from orchestrator.cli.terminal.errors import print_error
 from orchestrator.client import checkpoint_transfer
 from orchestrator.client import client as http
 from orchestrator.client.checkpoint_tools import CheckpointTools
@@ -115,6 +117,15 @@ def test_what_a_client_names_cannot_leave_the_storage_or_the_checkpoint(client, 
         client.checkpoints.read_chunk("xla:sent", "../../../token", 0)
 
 
+def test_a_full_disk_is_reported_with_the_file_and_not_with_our_home(capsys):
+    with pytest.raises(OSError, match="No space left") as failure:
+        checkpoint_transfer._write(Path("/dev"), ("full", 0), b"x")
+    assert print_error(failure.value) == FleetError.exit_code
+    message, remedy = capsys.readouterr().err.splitlines()
+    assert message == "error: /dev/full cannot be written: No space left on device"
+    assert remedy == "  free disk space, or name a target on another disk"
+
+
 def test_a_checkpoint_of_this_machine_has_no_pool_and_its_path_is_its_reference(large):
     def no_server(start=True):
         raise FleetError("no server is running")
@@ -123,7 +134,8 @@ def test_a_checkpoint_of_this_machine_has_no_pool_and_its_path_is_its_reference(
     [listed] = tools.run_locally("list", {"root": str(large.parent)})
     for view in (listed, tools.show(path), tools.run("verify", {"place": path})):
         assert (view["pool"], view["path"], view["ref"]) == ("", path, path)
-    assert tools.plan(path, "tpu:v5e", 1)["bytes"] == listed["bytes"]
+    for ref in (path, str(large.parent)):  # of a folder, the newest in it
+        assert tools.plan(ref, "tpu:v5e", 1)["bytes"] == listed["bytes"]
 
 
 def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):

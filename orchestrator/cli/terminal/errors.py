@@ -53,10 +53,9 @@ def _environment_error(error: OSError) -> PolyfleetError | None:
 
     where = Path(os.fsdecode(error.filename or home()))
     if error.errno in DISK_FULL_CODES:
-        return FleetError(
-            f"{where} cannot be written: {error.strerror}",
-            "free disk space there, or set POLYFLEET_HOME to a folder on another disk",
-        )
+        what = where if error.filename else "a file"
+        other = "set POLYFLEET_HOME to a folder" if where.is_relative_to(home()) else "name a target"
+        return FleetError(f"{what} cannot be written: {error.strerror}", f"free disk space, or {other} on another disk")
     wrong_home = where == home() or (where.is_relative_to(home()) and error.errno == errno.ENOTDIR)
     if wrong_home or (error.filename and error.errno in PERMISSION_CODES):
         is_in_home = wrong_home or where.is_relative_to(home())
