@@ -95,7 +95,7 @@ def _apply_phase(draft: Draft, status: AttemptStatus, part: AttemptPart) -> None
     else:
         move_part(draft, job, rank, f"reported_{status.phase}")
     attempt = draft.attempts[job]
-    if status.phase == "running" and attempt.is_running and draft.records[job].job.state is State.STARTING:
+    if status.phase == "running" and draft.records[job].job.state is State.STARTING and attempt.is_running:
         draft.event(job, "started", attempt.epoch)
 
 
@@ -117,7 +117,7 @@ def _apply_rank_event(draft: Draft, attempt: LiveAttempt, node: str, event: Rank
     if event.type == "checkpoint":
         _record_checkpoint(draft, attempt, node, event)
     elif event.type == "report":
-        draft.command(StoreReport(attempt.job, attempt.epoch, event.t, event.at, dict(event.data)))
+        draft.store_metrics(StoreReport(attempt.job, attempt.epoch, event.t, event.at, dict(event.data)))
         pace, record = progress.apply_report(draft, attempt, event.t, event.data), draft.records[attempt.job]
         if pace is not None and pace.rate is not None and record.live_attempt is not None:
             job_rates.put_rate(draft, record, record.live_attempt, pace.rate, draft.now.wall_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from orchestrator.core.controller.attempts import LiveAttempt, Transition
-from orchestrator.core.controller.commands import Command, LogWarning
+from orchestrator.core.controller.commands import Command, LogWarning, StoreReport
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.controller.nodes import Node
 from orchestrator.core.controller.scaling import Scaling
@@ -222,8 +222,13 @@ class Draft:
         self.cause += 1
 
     def command(self, *commands: Command) -> None:
+        """Add commands, and number them: a reply names the number of its command."""
         first = self.control.commands + len(self.commands) + 1
         self.commands += [replace(c, cause=self.cause, number=first + i) for i, c in enumerate(commands)]
+
+    def store_metrics(self, command: StoreReport) -> None:
+        """Add a command that nothing replies to and no story names. Jobs send many: it gets no number of its own."""
+        self.commands.append(command)
 
     def warn(self, text: str) -> None:
         self.command(LogWarning(text))
