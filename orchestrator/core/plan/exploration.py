@@ -21,6 +21,7 @@ class Exploration:
     def __init__(self, snapshot: Snapshot):
         self._snapshot = snapshot
         self._live: dict[Name, dict[str, float]] | None = None
+        self._started: list[tuple[Job, Mapping[str, float]]] = []
 
     def explored_kinds(self, job: Job, options: Iterable[PlacementOption]) -> frozenset[str]:
         """Return kinds on which jobs of the workload have used up the policy's device-seconds of exploration."""
@@ -30,8 +31,11 @@ class Exploration:
         return frozenset(kind for kind in kinds if ended.get(kind, 0.0) + live.get(kind, 0.0) >= limit_s)
 
     def count_start(self, job: Job, option: PlacementOption) -> None:
-        devices = option.count * len(option.nodes)
-        self._count(job, {option.nodes[0].kind: MIN_COUNTED_S * devices})
+        device_s = {option.nodes[0].kind: MIN_COUNTED_S * option.count * len(option.nodes)}
+        if self._live is None:
+            self._started.append((job, device_s))
+        else:
+            self._count(job, device_s)
 
     def _spent(self) -> dict[Name, dict[str, float]]:
         if self._live is None:
@@ -42,6 +46,8 @@ class Exploration:
             for attempt in self._snapshot.running:
                 if attempt.spec is not None:
                     self._add(attempt.spec, attempt)
+            for job, device_s in self._started:
+                self._count(job, device_s)
         return self._live
 
     def _add(self, job: Job, attempt: Running | None) -> None:

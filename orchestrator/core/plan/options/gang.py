@@ -1,8 +1,10 @@
 """Attempts on several nodes: all nodes are in one island, and either all of them start or none."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any
 
 from orchestrator.core.model import Candidate, Data, Devices, Job
 from orchestrator.core.placement_slots import Island
@@ -59,16 +61,25 @@ def best_option(
         possible = range(min(want.count, frees[want.nodes - 1]), count, -1)
         count = next(filter(want.divides, possible), count)
     able = [have for have in fits if len(have.free) >= count]
-    tightest = sorted(
-        able, key=lambda d: (d.node in job.avoid, is_far(job, d), len(d.free), count_missing(job.data, d), d.id)
-    )
-    if want.nodes == 1 and tightest[0].tpu_slice:
-        idle = _idle_slices(able)
-        tightest.sort(key=lambda d: (d.node in job.avoid, is_far(job, d), _is_in(idle, d)))
-    chosen = tightest[: want.nodes]
+    idle = _idle_slices(able) if want.nodes == 1 else frozenset[str]()
+    chosen = nsmallest(want.nodes, able, key=_tightness(job, idle))
     if want.nodes > 1 and chosen[0].tpu_slice:
         chosen.sort(key=_position)
     return PlacementOption(index, count, tuple(chosen))
+
+
+def _tightness(job: Job, idle_slices: frozenset[str]) -> Callable[[Devices], tuple[Any, ...]]:
+    """Return a key whose lowest value has the best node. Most jobs need only two parts of it, for every node."""
+    if not (job.avoid or job.checkpoint_in or job.data or idle_slices):
+        return lambda d: (len(d.free), d.id)
+    return lambda d: (
+        d.node in job.avoid,
+        is_far(job, d),
+        _is_in(idle_slices, d),
+        len(d.free),
+        count_missing(job.data, d),
+        d.id,
+    )
 
 
 def _position(have: Devices) -> tuple[int, str]:
