@@ -47,15 +47,17 @@ class PlanMemory:
     """State passed from one plan to the next; it may be empty.
 
     `work` are prices of the work by island, `devices` those of devices by priority and island (core/plan/arrays).
-    `reserved` is by job. `fault`: error of an installed policy in the last decision, for which the order of submission
-    was used instead. `gap` is that of the last full decision, as Plan.gap. `drains_s`, by priority: how long all
-    devices together would take for all jobs that wait, or waited recently, and need at most 1, 2, 4, 8 …
+    `reserved` is by job, and so is `waits_on`: the devices ids that a blocked job waits for. They stay the
+    same while no other nodes are better. `fault`: error of an installed policy in the last decision, for which the
+    order of submission was used instead. `gap` is that of the last full decision, as Plan.gap. `drains_s`, by priority:
+    how long all devices together would take for all jobs that wait, or waited recently, and need at most 1, 2, 4, 8 …
     device-seconds; computed at `drained_s`, monotonic.
     """
 
     work: Mapping[Island, float] = field(default_factory=dict)
     devices: Mapping[int, Mapping[Island, float]] = field(default_factory=dict)
     reserved: Mapping[str, PlaceReservation] = field(default_factory=dict)
+    waits_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fault: str = ""
     gap: float = 0.0
     drains_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)

@@ -50,6 +50,7 @@ class _Planning:
         self.preempt: list[Preempt] = []
         self.why_not: dict[str, Reasons] = {}
         self.with_reservation: set[str] = set()
+        self.waits_on: dict[str, tuple[str, ...]] = {}
         self.blocked_shapes: dict[Shape, tuple[int, Reasons]] = {}
         self.full_shapes: dict[Shape, int] = {}
         self.memory = replace(snapshot.memory, reserved=moves.current_reservations(snapshot))
@@ -69,8 +70,9 @@ class _Planning:
                 break
             self._tier(at, jobs)
         self._borrow(waiting)
-        result = Plan(tuple(self.start), tuple(self.preempt), self.why_not, self.memory, self.value, self.bound)
-        return replace(result, memory=replace(self.memory, gap=result.gap)) if self.full else result
+        memory = replace(self.memory, waits_on=self.waits_on)
+        result = Plan(tuple(self.start), tuple(self.preempt), self.why_not, memory, self.value, self.bound)
+        return replace(result, memory=replace(memory, gap=result.gap)) if self.full else result
 
     @property
     def is_full(self) -> bool:
@@ -233,6 +235,7 @@ class _Planning:
         if reservation := backfill.find_reservation(job, self.capacity, own):
             self.preempt += backfill.apply(job, reservation, self.capacity)
             self.with_reservation.add(job.id)
+            self.waits_on[job.id] = reservation.nodes
             reasons[reservation.candidate, ""] = backfill.waiting_sentence(
                 reservation, self.capacity, self.capacity.quota.borrowed
             )

@@ -6,6 +6,7 @@ from itertools import permutations
 import pytest
 
 from orchestrator.core.model import Data, Plan, Preempt, Recovery, Start
+from orchestrator.core.placement_slots import PlanMemory
 from orchestrator.core.plan.options.placement_options import NO_DEVICES
 from orchestrator.core.plan.plan import plan
 from orchestrator.core.states import State
@@ -49,6 +50,7 @@ def test_jobs_share_what_is_there_in_order_and_the_last_learns_why_it_waits(w):
                 (0, ""): f"waits for 2 devices on {node.id}",
             }
         },
+        memory=PlanMemory(waits_on={"z": (node.id,)}),
     )
 
 
@@ -252,7 +254,8 @@ def test_a_blocked_gang_keeps_what_it_needs_from_all_later_jobs(w):
                 (0, b.id): refusal.format(2),
                 (0, ""): f"waits for 1 device on {a.id}",
             },
-        }
+        },
+        memory=PlanMemory(waits_on={"gang": (a.id, b.id), "small": (a.id,)}),
     )
 
 
@@ -318,6 +321,7 @@ def test_a_job_of_higher_priority_asks_the_fewest_and_least_to_stop(w):
                 (0, ""): f"waits for young of lower priority to save and stop on {node.id}",
             }
         },
+        memory=PlanMemory(waits_on={"urgent": (node.id,)}),
     )
 
 

@@ -74,3 +74,26 @@ def test_devices_that_no_chosen_job_takes_are_not_kept_from_equals(w):
     assert [start.job for start in plan(seen).start] == ["small"]
     lower = replace(seen, jobs=(gang, replace(small, priority=-1)))
     assert not plan(lower).start, "but from jobs of lower priority"
+
+
+def test_a_blocked_job_keeps_its_reservation_when_equal_nodes_appear(w):
+    """An attempt on node `a` stops for another job; then `a` would be enough for the first job, too."""
+    a, b, c = w.cpu("a", 3, free=(0,)), w.cpu("b", 4, free=(0, 1)), w.cpu("c", 2, free=(0,))
+    jobs = [
+        w.job("first", w.want("cpu", count=3), priority=2, number=1),
+        w.job("small", w.want("cpu", count=2), priority=2, number=2),
+        w.job("later", w.want("cpu", count=3), priority=1, number=3),
+    ]
+    ending = w.running("ending", (a.id, (1,)), (b.id, (2,)), (c.id, (1,)), priority=9, stopping=True)
+    low = w.running("low", (a.id, (2,)))
+    seen = w.snapshot([a, b, c], jobs, [ending, low, w.running("high", (b.id, (3,)), priority=9)], policy="fifo")
+
+    decided = plan(seen)
+    assert [(p.victim, p.job) for p in decided.preempt] == [("low", "later")]
+    assert decided.memory.waits_on["first"] == (b.id,)
+
+    stopped = replace(seen, running=tuple(replace(r, stopping=r.stopping or r.job == "low") for r in seen.running))
+    assert [start.job for start in plan(stopped).start] == ["small"], "without memory, the first job turns to `a`"
+    again = plan(replace(stopped, memory=decided.memory))
+    assert (again.start, again.preempt) == ((), ())
+    assert again.memory.waits_on == decided.memory.waits_on

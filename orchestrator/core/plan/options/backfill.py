@@ -48,7 +48,8 @@ def find_reservation(job: Job, capacity: FreeCapacity, own: bool = False) -> Res
 
     `own`: attempts of its project may stop for it even if it may borrow.
     """
-    return min(_reservations(job, capacity, own), key=lambda c: _preference(job, c), default=None)
+    waits_on = capacity.waits_on.get(job.id, ())
+    return min(_reservations(job, capacity, own), key=lambda c: _preference(job, c, waits_on), default=None)
 
 
 def reserve_quota(job: Job, capacity: FreeCapacity) -> None:
@@ -175,7 +176,7 @@ def _reserve_in(
     )
     for victim in victims:
         available.add(victim, 1)
-    fullest = available.fullest(nodes, need)[:count]
+    fullest = available.fullest(nodes, need, capacity.waits_on.get(job.id, ()))[:count]
     missing = sum(need - gets for _, gets in fullest)
     short = [machine(have) for have, gets in fullest if available.lacks_memory(have.id, need, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
@@ -242,7 +243,13 @@ class _DeviceRequest:
         return self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
 
 
-def _preference(job: Job, reservation: Reservation) -> tuple[Any, ...]:
-    """Sort key: fewest missing devices, then victims of the lowest priority, then the preferred candidate."""
+def _preference(job: Job, reservation: Reservation, waits_on: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """Sort key: fewest missing devices, then victims of the lowest priority, then the preferred candidate.
+
+    Of equal ones, the nodes for which the job waited in the previous plan come first: else devices that are reserved
+    for it would be released to the jobs behind it whenever equal nodes appear.
+    """
     priorities = sorted((victim.priority for victim in reservation.victims), reverse=True)
-    return (reservation.missing, priorities, rank(job, reservation.candidate), reservation.nodes, reservation.candidate)
+    elsewhere = reservation.nodes != waits_on
+    best = rank(job, reservation.candidate)
+    return (reservation.missing, priorities, best, elsewhere, reservation.nodes, reservation.candidate)

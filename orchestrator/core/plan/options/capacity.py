@@ -29,8 +29,8 @@ class FreeCapacity:
     """Capacity that is still available to the jobs of one plan.
 
     `devices`: their `free` excludes allocated and reserved devices. `soon`: devices of attempts that are stopping.
-    `reserved`: number of reserved devices by devices id and job. `version` grows with every change; while it is the
-    same, a job that did not fit still does not fit.
+    `reserved`: number of reserved devices by devices id and job. `waits_on`: what blocked jobs waited for.
+    `version` grows with every change; while it is the same, a job that did not fit still does not fit.
     """
 
     def __init__(self, snapshot: Snapshot):
@@ -39,6 +39,7 @@ class FreeCapacity:
         self.memory = HostMemory(self.devices, self.running.values())
         self.freeing: dict[str, Numbers] = {}
         self.reserved: dict[str, dict[str, int]] = {}
+        self.waits_on = snapshot.memory.waits_on
         self.version = 0
         self._lower_priority: dict[int, list[Running]] = {}
         self._attempts = snapshot.running

@@ -5,7 +5,7 @@ together, so that it is allocated only once. For a job that requests no memory, 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.core.model import Candidate, Devices, Running
@@ -106,10 +106,16 @@ class Availability:
         count = self._counts[devices_id]
         return count if host is None else min(count, max(0, self._bytes[host]) // self._size_bytes)
 
-    def fullest(self, nodes: Iterable[Devices], need: int) -> list[tuple[Devices, int]]:
-        """Return nodes with the number of `need` devices that each would give if used together, the best first."""
+    def fullest(
+        self, nodes: Iterable[Devices], need: int, preferred: Collection[str] = ()
+    ) -> list[tuple[Devices, int]]:
+        """Return nodes with the number of `need` devices that each would give if used together, the best first.
+
+        Of equal ones, those in `preferred` (devices ids) come first.
+        """
         left, pairs = dict(self._bytes), []
-        for have in sorted(nodes, key=lambda d: (-min(self.count_on(d.id), need), d.total, d.id)):
+        order = sorted(nodes, key=lambda d: (-min(self.count_on(d.id), need), d.id not in preferred, d.total, d.id))
+        for have in order:
             gives, host = min(self.count_on(have.id), need), self._hosts.get(have.id)
             if host is not None:
                 gives = min(gives, max(0, left[host]) // self._size_bytes)
