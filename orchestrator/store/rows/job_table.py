@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, select, union_all
+from sqlalchemy import Connection, Integer, Select, bindparam, exists, func, select, union_all
 
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.states import State
@@ -47,6 +48,12 @@ METRICS = (
 )
 """A range in the order of the index. With an equality, PostgreSQL may scan all reports from the newest one back, which
 is fast for a job with reports and slow for each job without."""
+PAGE_QUERY = (
+    select(*RECORD_COLUMNS, METRICS)
+    .where(jobs.c.number.in_(bindparam("numbers", expanding=True)))
+    .order_by(jobs.c.number)
+)
+"""Built once, because building it takes longer than running it."""
 BY_IDS_QUERY = select(*RECORD_COLUMNS).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 UPDATE_QUERY = (
     jobs.update()
@@ -157,10 +164,11 @@ class JobTable:
         top = self.acknowledged + 1 if before is None else min(before, self.acknowledged + 1)
         requested_states, states = set(states), set(states) or ({str(s) for s in State} if name else set())
         with self._database.reading() as connection:
-            numbers = list(connection.scalars(_numbers_query(states, name, top, limit + 1))) if limit > 0 else []
+            query = _numbers_query(frozenset(states), _name_match(name))
+            values = {"top": top, "most": limit + 1} | ({"name": _name_value(name)} if name else {})
+            numbers = list(connection.scalars(query, values)) if limit > 0 else []
             more, numbers = len(numbers) > limit, numbers[:limit]
-            newest = select(*RECORD_COLUMNS, METRICS).where(jobs.c.number.in_(numbers)).order_by(jobs.c.number)
-            rows = connection.execute(newest).all() if numbers else []
+            rows = connection.execute(PAGE_QUERY, {"numbers": numbers}).all() if numbers else []
             pairs = [(row, self._cache.get(row.id) or self._record(connection, row)) for row in rows]
         chosen = [(row, record) for row, record in pairs if record and _is_in(record, requested_states)]
         metrics = {row.id: self._metrics(row) for row, _ in chosen}
@@ -245,25 +253,36 @@ class JobTable:
             return {}  # recorded as damage when the rows themselves are read
 
 
-def _numbers_query(states: set[str], name: str, top: int, limit: int) -> Select[Any]:
-    """Query for numbers of jobs, newest first. It reads each state from its end of the index, so that it does not read
-    older jobs of any state than it needs.
+@lru_cache
+def _numbers_query(states: frozenset[str], match: str) -> Select[Any]:
+    """Query for numbers of jobs, newest first; `match` as in `_name_match`. Built once, because building it takes
+    longer than running it. It reads each state from its end of the index, so that it does not read older jobs of any
+    state than it needs.
     """
-    newest = select(jobs.c.number).where(jobs.c.number < top).order_by(jobs.c.number.desc()).limit(limit)
+    most = bindparam("most", type_=Integer)
+    newest = select(jobs.c.number).where(jobs.c.number < bindparam("top")).order_by(jobs.c.number.desc()).limit(most)
     if not states:
         return newest
-    candidates = newest.where(_name_condition(name)) if name else newest
+    named = {"equal": jobs.c.name == bindparam("name"), "pattern": jobs.c.name.regexp_match(bindparam("name"))}
+    candidates = newest.where(named[match]) if match else newest
     each = [select(candidates.where(jobs.c.state == state).subquery().c.number) for state in sorted(states)]
     matching = union_all(*each).subquery()
-    return select(matching.c.number).order_by(matching.c.number.desc()).limit(limit)
+    return select(matching.c.number).order_by(matching.c.number.desc()).limit(most)
 
 
-def _name_condition(name: str) -> ColumnElement[bool]:
-    """Condition for a name: equality, or a match if it is a pattern with `*` or `?`, which names never contain."""
-    if not {"*", "?"} & set(name):
-        return jobs.c.name == name
+def _name_match(name: str) -> str:
+    """How a name is compared: "" not at all, "equal", or "pattern" if it has `*` or `?`, which names never contain."""
+    if not name:
+        return ""
+    return "pattern" if {"*", "?"} & set(name) else "equal"
+
+
+def _name_value(name: str) -> str:
+    """The value that names are compared with: of a pattern, its regular expression."""
+    if _name_match(name) == "equal":
+        return name
     pattern = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in name)
-    return jobs.c.name.regexp_match(f"^{pattern}$")
+    return f"^{pattern}$"
 
 
 def _is_in(record: Record, states: set[str]) -> bool:

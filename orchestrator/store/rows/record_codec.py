@@ -1,4 +1,7 @@
-"""Encode a Record as JSON, and decode it: the column `data` of the table `jobs`."""
+"""Encode a Record as JSON, and decode it: the column `data` of the table `jobs`.
+
+Fields with their default values are left out: they are most of a record, and a change of a default changes `version`.
+"""
 
 import hashlib
 import zlib
@@ -11,15 +14,15 @@ from orchestrator.store.rows.codec import decode as json_of
 from orchestrator.store.rows.codec import encode as text_of
 from orchestrator.store.rows.damaged_rows import DamagedDataError
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """Increased whenever the same events lead to another Record although its fields are unchanged."""
 
 
 def encode_record(record: Record) -> str:
     try:
-        return str(_adapter().dump_json(record).decode())
+        return str(_adapter().dump_json(record, exclude_defaults=True).decode())
     except ValueError:  # text that is not Unicode, such as half of a surrogate pair
-        return text_of(_adapter().dump_python(record, mode="python"))
+        return text_of(_adapter().dump_python(record, mode="python", exclude_defaults=True))
 
 
 def decode_record(text: Any, digest: int) -> Record:

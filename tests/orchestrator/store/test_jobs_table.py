@@ -127,6 +127,16 @@ def test_any_plain_data_of_a_record_comes_back_as_it_was(data):
     assert record_codec.decode_record(text, record_codec.checksum(text)) == whole
 
 
+def test_a_row_has_no_field_with_its_default():
+    record = fold([as_read(event) for event in life_of("a", 1)])["a"]
+    text = record_codec.encode_record(record)
+    row = record_codec.json_of(text)
+    assert set(row) == {"job", "reason"}
+    assert set(row["job"]) == {"id", "name", "task", "candidates", "submitted_s", "recovery"}
+    assert row["job"]["recovery"] == {"retry_exit_codes": [3, 4]}
+    assert record_codec.decode_record(text, record_codec.checksum(text)) == record
+
+
 def test_what_was_not_written_as_a_record_is_damaged():
     for text in ("{}", "[", "7", "null"):
         with pytest.raises(DamagedDataError, match="is not a record"):
