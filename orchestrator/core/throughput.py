@@ -27,6 +27,8 @@ def folder_workload(content_sha: str) -> str:
 
 def with_code(job: "Job", package: str, content_sha: str) -> "Job":
     """Return `job` with its code archive. A workload without a name is named after the archive's content."""
+    if not package and not content_sha:  # copying a job takes longer than making one of its candidates
+        return job
     workload = job.workload or folder_workload(content_sha)
     return replace(job, workload=workload, package=package, content_sha=content_sha)
 

@@ -22,9 +22,6 @@ from orchestrator.core.plan.options.rates import Rates
 from orchestrator.core.plan.options.score import reason, score
 from orchestrator.core.plan.policies import fifo
 
-Shape = tuple[object, ...]
-"""Key that is equal for jobs that a plan treats alike."""
-
 ORDER_POLICIES = frozenset({"fifo", "priority"})
 
 
@@ -51,8 +48,8 @@ class _Planning:
         self.why_not: dict[str, Reasons] = {}
         self.with_reservation: set[str] = set()
         self.waits_on: dict[str, tuple[str, ...]] = {}
-        self.blocked_shapes: dict[Shape, tuple[int, Reasons]] = {}
-        self.full_shapes: dict[Shape, int] = {}
+        self.blocked_shapes: dict[int, tuple[int, Reasons]] = {}
+        self.full_shapes: dict[int, int] = {}
         self.memory = replace(snapshot.memory, reserved=moves.current_reservations(snapshot))
         self.value = self.bound = 0.0
         self.decided = False
@@ -124,7 +121,7 @@ class _Planning:
 
         Nothing is reserved against jobs of the same priority, because their order is decided already.
         """
-        blocked = [(job, shape) for job in jobs if not self._fits_now(job, shape := self.capacity.job_key(job))]
+        blocked = [(job, shape) for job in jobs if not self._fits_now(job, shape := self.capacity.shape(job))]
         for job, shape in blocked:
             if self.is_full:
                 return
@@ -207,10 +204,10 @@ class _Planning:
 
     def _place(self, job: Job) -> None:
         """Start the job anywhere it fits, else reserve the place that can serve it first."""
-        if not self._fits_now(job, shape := self.capacity.job_key(job)):
+        if not self._fits_now(job, shape := self.capacity.shape(job)):
             self._wait(job, shape)
 
-    def _fits_now(self, job: Job, shape: Shape) -> bool:
+    def _fits_now(self, job: Job, shape: int) -> bool:
         """Start the job if it fits and return True.
 
         If a job of the same shape did not fit, the result is the same until capacity changes.
@@ -222,7 +219,7 @@ class _Planning:
         self.full_shapes[shape] = self.capacity.version
         return False
 
-    def _wait(self, job: Job, shape: Shape) -> None:
+    def _wait(self, job: Job, shape: int) -> None:
         before, reasons = self.blocked_shapes.get(shape, (-1, {}))
         if before != self.capacity.version:  # else a job of this shape was blocked, and nothing has changed since
             before, reasons = self.capacity.version, refusal_reasons(job, self.capacity)

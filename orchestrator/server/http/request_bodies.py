@@ -1,7 +1,6 @@
 """Request bodies, with limits on depth and number of values: a body within the byte limit may still exceed these."""
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -24,19 +23,25 @@ def check_depth(data: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         if value_count > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES:,} values")
-        if any(isinstance(value, float) and not math.isfinite(value) for value in level):
-            raise ValueError("NaN and Infinity are not valid in JSON")
-        if any(isinstance(value, int) and abs(value) > MAX_INTEGER for value in level):
-            raise ValueError("an integer exceeds 64 bits")
-        level = [inner for value in level for inner in _inner_values(value)]
+        level = _inner_values(level)
     return data
 
 
-def _inner_values(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
+def _inner_values(level: list[Any]) -> list[Any]:
+    """The values in the objects and lists of `level`. Raises ValueError for a number that is not valid."""
+    inner: list[Any] = []
+    for value in level:
+        if isinstance(value, str):  # most values
+            continue
+        if isinstance(value, dict):
+            inner += value.values()
+        elif isinstance(value, list):
+            inner += value
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("NaN and Infinity are not valid in JSON")
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError("an integer exceeds 64 bits")
+    return inner
 
 
 Spec = Annotated[dict[str, Any], AfterValidator(check_depth), Field(description="a job spec; `GET /v1/schema/job`")]

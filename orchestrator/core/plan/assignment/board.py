@@ -82,7 +82,7 @@ def board(
     choices: list[tuple[PlaceChoice, ...]] = []
     of_job: list[int] = []
     for job in queue:
-        key = (capacity.job_key(job), _work_of(job), job.id if job.id in snapshot.progress else "")
+        key = (capacity.shape(job), _work_of(job), job.id if job.id in snapshot.progress else "")
         if key not in classes:
             classes[key] = len(choices)
             choices.append(tuple(_choices(job, capacity, obtainable, expect)))

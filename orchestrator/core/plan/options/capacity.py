@@ -46,6 +46,8 @@ class FreeCapacity:
         self._holders: dict[str, list[str]] = {}
         self.quota = Quota(snapshot.projects, snapshot.running)
         self._candidate_nodes: dict[tuple[object, ...], CandidateNodes] = {}
+        self._shapes: dict[tuple[object, ...], int] = {}
+        self._shapes_of_jobs: dict[str, tuple[Job | None, int]] = {}
         alike: dict[tuple[object, ...], list[str]] = {}
         for have in self.devices.values():
             alike.setdefault(_group_key(have), []).append(have.id)
@@ -135,8 +137,18 @@ class FreeCapacity:
             f"; {count} more reserved for {job}, which is ahead in the queue" for job, count in reserved.items()
         )
 
-    def job_key(self, job: Job) -> tuple[object, ...]:
-        """Return a key that is equal for jobs that a plan treats alike."""
+    def shape(self, job: Job) -> int:
+        """Return a number that is equal for jobs that a plan treats alike.
+
+        Cached by job, because a plan needs it several times for each waiting job, and the key of a shape is long.
+        """
+        cached, shape = self._shapes_of_jobs.get(job.id, (None, 0))
+        if cached is not job:
+            shape = self._shapes.setdefault(self._shape_key(job), len(self._shapes))
+            self._shapes_of_jobs[job.id] = job, shape
+        return shape
+
+    def _shape_key(self, job: Job) -> tuple[object, ...]:
         vendor = "" if job.recovery.cross_vendor else job.backend
         wants = tuple([request_key(want) for want in job.candidates])
         project = job.project if job.project in self.quota.projects else ""
