@@ -34,6 +34,7 @@ from orchestrator.core.step import control, launch_orders, placement
 from tests.simulator.faults import Faults
 from tests.simulator.machine import SimulatedNode
 from tests.simulator.planted_reply_bugs import BUGS, Patch
+from tests.simulator.planted_setting_bugs import BUGS as SETTING_BUGS
 from tests.simulator.ray import SimulatedRay
 from tests.simulator.server import SimulatedServer
 
@@ -206,7 +207,7 @@ PLANTED: dict[str, Callable[[], list[Patch]]] = {
         *(no_wait_after_the_fence, other_parts_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
         *(epochs_used_again, lease_stretched, devices_allocated_twice, reservations_not_released, old_lists_believed),
         *(stuck_for_ever, node_restarted_amid_work, quota_ignored, all_counts_as_borrowed),
-        *BUGS,
+        *(*BUGS, *SETTING_BUGS),
     )
 }
 
@@ -239,6 +240,10 @@ FAULTS: dict[str, Callable[[], Faults]] = {
     "user_error_mistaken_for_a_lost_node": lambda: Faults(start_refused=0.5),
     "users_error_tried_again": lambda: Faults(secret_missing=1.0),
     "conflict_mistaken_for_a_newer_attempt": lambda: Faults(upload_conflicts=0.2),
+    "cancel_without_effect": Faults,
+    "drained_nodes_used": Faults,
+    "budgets_ignored": Faults,
+    "old_events_applied_again": lambda: Faults(doubled=0.5, slow=0.3),
 }
 
 

@@ -37,6 +37,10 @@ LAW = {
     "quota_ignored": {"I13"},
     "all_counts_as_borrowed": {"I11"},
     "conflict_mistaken_for_a_newer_attempt": {"I19"},
+    "cancel_without_effect": {"I16"},
+    "drained_nodes_used": {"I10"},
+    "budgets_ignored": {"L6"},
+    "old_events_applied_again": {"I12"},
 }
 
 
