@@ -3,7 +3,8 @@
 #   make test    the tests that every change must pass: unit and contract tests, one real fleet; 10 to 17 minutes on 2 cores
 #   make test-all  the slow tests that `make test` leaves out: lost heads, several machines, the demo, whole benchmarks;
 #                15 to 26 minutes on 2 cores
-#   make flaky   repeat the tests of a tier in random order under load, to find those that fail sometimes; N=20 TIER=gate
+#   make flaky   repeat the tests of a tier in random order under load, to find those that fail sometimes; N=20 TIER=gate,
+#                TESTS="tests/cluster tests/test_runs.py" a part of them, FLAKY="-o FILE" adds the runs to FILE
 #   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 35 minutes,
 #                CHAOS="-o FILE" keeps its figures, "-o FILE --resume" goes on; see docs/reliability.md
 #   make simulate  the controller in virtual time under faults; SEED=0 EVENTS=10000000
@@ -43,9 +44,10 @@ demo: environment second-environment
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=loadscope --durations=10 --durations-min=1
 N ?= 20
 TIER ?= gate
+TESTS ?=
 test: RUNS := $(PYTEST) --tier=gate $(PYTEST_ARGUMENTS)
 test-all: RUNS := $(PYTEST) --tier=full $(PYTEST_ARGUMENTS)
-flaky: RUNS := $(BIN)/python tests/flaky_campaign.py --runs $(N) --tier $(TIER) $(FLAKY)
+flaky: RUNS := $(BIN)/python tests/flaky_campaign.py --runs $(N) --tier $(TIER) $(FLAKY) $(TESTS)
 chaos: RUNS := $(BIN)/python tests/chaos/campaign.py $(CHAOS)
 
 test test-all flaky chaos: environment second-environment

@@ -1,10 +1,13 @@
 """`make flaky`: runs a tier of tests several times, in random order and under load, to find tests that fail sometimes.
 
-    python tests/flaky_campaign.py [--runs 20] [--tier gate] [--seed 1] [-o FILE]
+    python tests/flaky_campaign.py [--runs 20] [--tier gate] [--seed 1] [-o FILE] [TESTS...]
+    python tests/flaky_campaign.py --runs 0 -o FILE
 
-Two busy loops per core run beside each run, and every limit of the tests is three times as long. A run's seed is
-printed; POLYFLEET_TESTS_SEED=SEED repeats its order. Each run appends its commit, seconds and failures to FILE. Failed
-tests are not repeated. Exit code 1 if a test failed.
+TESTS are folders and files; without them the whole tier is run. Two busy loops per core run beside each run, and every
+limit of the tests is three times as long. A run's seed is printed; POLYFLEET_TESTS_SEED=SEED repeats its order. Failed
+tests are not repeated. FILE gets each run when it ends: commit, machine, seconds, TESTS and failures. A tier can so be
+run in parts, on several days. The tables at the end are of all runs in FILE: which tests failed, and how often each
+file of the tier has been run. Exit code 1 if a run of this call failed.
 """
 
 import argparse
@@ -22,6 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import tiers
+
 ROOT = Path(__file__).parents[1]
 LOOPS_PER_CORE = 2
 LOOP = """
@@ -32,32 +37,54 @@ while True:
 """
 PATIENCE = "3"
 FAILED = re.compile(r"^FAILED (?P<test>.+?) \((?P<when>\w+)\): (?P<why>.*)$", re.MULTILINE)
+PASSED, TESTS_FAILED = 0, 1
+"""Exit codes of pytest with which all tests were run; 2 to 5: interrupted, an error, or no tests."""
+LISTED_FILES = 10
 Data = dict[str, Any]
 
 
 def main() -> int:
-    given = _arguments()
+    arguments = parse_arguments()
+    if missing := [path for path in arguments.tests if not files_of(arguments.tier, [path])]:
+        print(f"error: no test of tier {arguments.tier} in {', '.join(missing)}", file=sys.stderr)
+        return 2
+    data = load_results(arguments.output, arguments.tier)
+    number_before = len(data["runs"])
+    try:
+        for number in range(arguments.runs):
+            run = one_run(arguments.tier, arguments.tests, arguments.seed + number, arguments.processes)
+            data["runs"].append(run)
+            print(f"run {number + 1} of {arguments.runs}: {run['outcome']}", flush=True)
+            if arguments.output:
+                arguments.output.write_text(json.dumps(data, indent=1) + "\n")
+    except KeyboardInterrupt:
+        print("interrupted: this run is not counted", file=sys.stderr)
+    print("\n".join([*failure_table(data["runs"]), "", *coverage_table(data["runs"], files_of(arguments.tier, []))]))
+    return int(any(run["exit_code"] for run in data["runs"][number_before:]))
+
+
+def load_results(file: Path | None, tier: str) -> Data:
+    data: Data = {"tier": tier, "machine": machine_facts(), "runs": []}
+    if file and file.exists():
+        stored = json.loads(file.read_text())
+        if stored["tier"] != tier:
+            raise SystemExit(
+                f"error: {file} has runs of tier {stored['tier']}; use another file, or TIER={stored['tier']}"
+            )
+        data["runs"] = stored["runs"]
+    return data
+
+
+def machine_facts() -> Data:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from parts import machine
 
-    kept: Data = {"tier": given.tier, "machine": machine.describe(ROOT), "runs": []}
-    if given.output and given.output.exists():
-        kept["runs"] = json.loads(given.output.read_text())["runs"]
-    new: list[Data] = []
-    try:
-        for number in range(given.runs):
-            new.append(one_run(given.tier, given.seed + number, given.processes))
-            print(f"run {number + 1} of {given.runs}: {new[-1]['outcome']}", flush=True)
-    except KeyboardInterrupt:
-        print("broken off: this run is not counted", file=sys.stderr)
-    if given.output:
-        given.output.write_text(json.dumps(kept | {"runs": kept["runs"] + new}, indent=1) + "\n")
-    print("\n".join(table(new)))
-    return int(any(run["failed"] or run["exit_code"] for run in new))
+    return machine.describe(ROOT)
 
 
-def one_run(tier: str, seed: int, processes: str) -> Data:
+def one_run(tier: str, tests: list[str], seed: int, processes: str) -> Data:
     words = [sys.executable, "-m", "pytest", "-q", f"--numprocesses={processes}", "--dist=loadscope", f"--tier={tier}"]
+    words += tests
     print(f"POLYFLEET_TESTS_SEED={seed} {' '.join(words[1:])}", flush=True)
     began_s = time.monotonic()
     with tempfile.NamedTemporaryFile("r") as failures, busy():
@@ -68,9 +95,12 @@ def one_run(tier: str, seed: int, processes: str) -> Data:
         failed = [match.groupdict() for match in FAILED.finditer(failures.read())]
     if done.returncode:
         print(done.stdout[-5000:], done.stderr[-2000:])
+    machine = machine_facts()
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
+        "machine": f"{machine['cpu']}, {machine['cores']} cores",
+        "tests": tests,
         "seed": seed,
         "seconds": round(time.monotonic() - began_s),
         "exit_code": done.returncode,
@@ -94,15 +124,47 @@ def busy() -> Iterator[None]:
             loop.communicate()
 
 
-def table(runs: list[Data]) -> Iterator[str]:
+def failure_table(runs: list[Data]) -> Iterator[str]:
+    """A row for each test that failed, with the number of runs that contained its file."""
+    yield "| test | failed | of runs | assertion |"
+    yield "|---|---:|---:|---|"
     tests = Counter(test for run in runs for test in {failure["test"] for failure in run["failed"]})
-    yield f"| test | failed of {len(runs)} | assertion |"
-    yield "|---|---:|---|"
     for test, count in tests.most_common():
         why = next(failure["why"] for run in runs for failure in run["failed"] if failure["test"] == test)
-        yield f"| {test} | {count} | {why.replace('|', '/')} |"
-    if not tests:
-        yield "| every test passed | 0 | |"
+        yield f"| {test} | {count} | {runs_of(test.partition('::')[0], runs)} | {why.replace('|', '/')} |"
+    for run in runs:
+        if run["exit_code"] and not run["failed"]:
+            yield f"| (no test; exit code {run['exit_code']}, seed {run['seed']}) | 1 | 1 | {run['outcome']} |"
+    if not any(run["failed"] or run["exit_code"] for run in runs):
+        yield f"| every test passed | 0 | {len(runs)} | |"
+
+
+def coverage_table(runs: list[Data], files: list[str]) -> Iterator[str]:
+    """How many files of the tier have been run how often, and which were run least."""
+    numbers = {file: runs_of(file, runs) for file in files}
+    yield "| runs | files | |"
+    yield "|---:|---:|---|"
+    for number, count in sorted(Counter(numbers.values()).items()):
+        names = [file for file in files if numbers[file] == number]
+        more = f" and {count - LISTED_FILES} more" if count > LISTED_FILES else ""
+        yield f"| {number} | {count} | {', '.join(names[:LISTED_FILES])}{more} |"
+    machines = sorted({run.get("machine", "") for run in runs} - {""})
+    yield f"commits: {', '.join(sorted({run['commit'] for run in runs}))}; machines: {'; '.join(machines)}"
+
+
+def runs_of(file: str, runs: list[Data]) -> int:
+    """Runs to their end that contained this file."""
+    return sum(run["exit_code"] in (PASSED, TESTS_FAILED) and contains(run.get("tests", []), file) for run in runs)
+
+
+def contains(tests: list[str], file: str) -> bool:
+    return not tests or any(Path(file).is_relative_to(path) for path in tests)
+
+
+def files_of(tier: str, tests: list[str]) -> list[str]:
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if tiers.tier_of(file) == tier]
+    names = [file.relative_to(ROOT).as_posix() for file in files]
+    return [name for name in names if contains(tests, name)]
 
 
 def _commit() -> str:
@@ -110,16 +172,25 @@ def _commit() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("tests", nargs="*", metavar="TESTS", help="folders and files of tests, such as tests/cluster")
+    parser.add_argument("--runs", type=int, default=20, help="0: only print the tables of FILE")
     parser.add_argument("--tier", default="gate", choices=("gate", "full"))
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="seed of the first run; each further run adds 1"
     )
     parser.add_argument("--processes", default="auto")
     parser.add_argument("-o", "--output", type=Path, help="append the runs to this JSON file")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.tests = [_relative(path) for path in arguments.tests]
+    return arguments
+
+
+def _relative(path: str) -> str:
+    """To the repository: as pytest is started there, and as FILE names it on every machine."""
+    absolute = Path(path).absolute()
+    return absolute.relative_to(ROOT).as_posix() if absolute.is_relative_to(ROOT) else path
 
 
 if __name__ == "__main__":
