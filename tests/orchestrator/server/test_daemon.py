@@ -37,16 +37,28 @@ def home(tmp_path):
 
 @pytest.fixture(scope="module")
 def shared_home(tmp_path_factory):
-    """The home of `running`."""
+    """The home of `started`: with a token and a log that has grown."""
     home = tmp_path_factory.mktemp("running") / "home"
+    daemon.log_path(home).parent.mkdir(parents=True)
+    daemon.log_path(home).write_text("old lines")
+    (home / "token").write_text("t" * 64)
+    for path, mode in ((home, 0o700), (home / "token", 0o600)):
+        path.chmod(mode)
     yield home
     daemon.stop_server(home)
 
 
 @pytest.fixture(scope="module")
-def running(shared_home):
-    """One server for the tests that only look at it."""
-    return daemon.start_server(shared_home, 0)
+def started(shared_home):
+    """What four callers got that started the server at once; one server for the tests that only look at it."""
+    with ThreadPoolExecutor(4) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(daemon, "LOG_LIMIT_BYTES", 5)
+        return list(pool.map(lambda _: start(shared_home), range(4)))
+
+
+@pytest.fixture
+def running(started):
+    return started[0]
 
 
 def start(home, port=0):
@@ -75,10 +87,8 @@ def test_it_listens_on_loopback_only(running):
     assert f"00000000:{running.port:04X}" not in listening
 
 
-def test_all_who_start_at_once_get_the_one_server(home):
-    with ThreadPoolExecutor(4) as pool:
-        servers = set(pool.map(lambda _: start(home), range(4)))
-    assert len(servers) == 1
+def test_all_who_start_at_once_get_the_one_server(started):
+    assert len(started) == 4 and len(set(started)) == 1
 
 
 def test_a_second_process_by_hand_is_refused(shared_home, running):
@@ -110,19 +120,15 @@ def test_shutdown_by_request_ends_it_and_its_streams(home, wait_for):
     assert not (home / "polyfleet.db-wal").exists()
 
 
-def test_stop_says_whether_there_was_one(home):
-    start(home)
-    assert daemon.stop_server(home) is True
-    assert daemon.stop_server(home) is False
-
-
-def test_a_record_of_a_dead_process_is_replaced(home, wait_for):
+def test_a_record_of_a_dead_process_is_replaced_and_stop_says_whether_there_was_one(home, wait_for):
     first = start(home)
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not is_alive(first.process))
     assert (home / "server.json").exists()
     assert daemon.find_server(home) is None
     assert start(home).pid != first.pid
+    assert daemon.stop_server(home) is True
+    assert daemon.stop_server(home) is False
 
 
 def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_signalled(home):
@@ -187,19 +193,12 @@ def test_a_server_that_dies_at_once_tells_its_last_words_not_older_ones(home):
     assert str(daemon.log_path(home)) in caught.value.remedy
 
 
-def test_a_log_that_has_grown_is_put_aside(home, monkeypatch):
-    monkeypatch.setattr(daemon, "LOG_LIMIT_BYTES", 5)
-    daemon.log_path(home).parent.mkdir(parents=True)
-    daemon.log_path(home).write_text("old lines")
-    start(home)
-    assert (home / "logs" / "server.log.1").read_text() == "old lines"
+def test_a_log_that_has_grown_is_put_aside(shared_home, running):
+    assert (shared_home / "logs" / "server.log.1").read_text() == "old lines"
 
 
-def test_a_token_that_exists_is_kept(home):
-    home.mkdir()
-    (home / "token").write_text("t" * 64)
-    (home / "token").chmod(0o600)
-    assert answers(server := start(home), "t" * 64)["pid"] == server.pid
+def test_a_token_that_exists_is_kept(running):
+    assert answers(running, "t" * 64)["pid"] == running.pid
 
 
 def test_a_token_others_may_read_is_refused_with_what_to_do(home):
