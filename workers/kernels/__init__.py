@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "polyfleet.kernels"
 IMPLEMENTATIONS = Path(__file__).parent / "implementations"
 BUILTIN = tuple(sorted(path.stem for path in IMPLEMENTATIONS.glob("*.py") if path.stem != "__init__"))
+VARIANTS = {"torch": ("flash", "efficient", "cudnn", "math")}
+"""Variants of implementations, as in `torch:flash`: attention prefers that kernel of torch's. A device has some."""
 LOAD_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, SyntaxError, TypeError, ValueError)
 """Exceptions that a broken file of another distribution may raise."""
 
@@ -35,11 +37,15 @@ def names() -> tuple[str, ...]:
     return (*BUILTIN, *sorted(_plugins()))
 
 
-def resolve_name(name: str) -> str:
-    """Return the canonical form of a name in any case. Raises UserError, which names the nearest."""
+def resolve_name(name: str, others: tuple[str, ...] = ()) -> str:
+    """Return the canonical form of a name in any case, with its variant. Raises UserError, which names the nearest of
+    these and of `others`.
+    """
     canonical_name = str(name).lower()
-    if canonical_name not in names():
-        raise UserError(f"unknown kernels {name!r}", nearest(canonical_name, names()))
+    base, colon, variant = canonical_name.partition(":")
+    if base not in names() or (colon and variant not in VARIANTS.get(base, ())):
+        with_variant = (f"{one}:{part}" for one, parts in VARIANTS.items() for part in parts)
+        raise UserError(f"unknown kernels {name!r}", nearest(canonical_name, (*others, *names(), *with_variant)))
     return canonical_name
 
 
@@ -48,7 +54,7 @@ def load(name: str) -> "type[KernelBackend]":
 
     Raises UserError for an unknown name, KernelsUnavailable if the implementation's file or libraries do not load.
     """
-    canonical_name = resolve_name(name)
+    canonical_name = resolve_name(name).partition(":")[0]
     try:
         cls: type[KernelBackend] = (
             _plugins()[canonical_name].load()
@@ -66,8 +72,11 @@ def create(name: str, device: Any = None, **options: Any) -> "KernelBackend":
     Raises as `load`, KernelsUnavailable with the reason, and UserError for an unknown option.
     """
     cls = load(name)
+    canonical_name = resolve_name(name)
     if reason := cls.unavailable_reason():
-        raise KernelsUnavailable(resolve_name(name), reason)
+        raise KernelsUnavailable(canonical_name, reason)
+    if variant := canonical_name.partition(":")[2]:
+        options["variant"] = variant
     return cls(device, **options)
 
 

@@ -39,6 +39,12 @@ class KernelBackend(Products, Rows, Attention):
 
     own_gradients: ClassVar[frozenset[str]] = frozenset()
 
+    def attention_variant(self, q: Tensor, k: Tensor, dtype: torch.dtype, gradient: bool) -> str | None:
+        """Return the kernel to prefer if torch's function computes attention of q and k in `dtype`: a name in sdpa.py,
+        or "" for torch's choice. None: it is computed otherwise. With `gradient`, the forward and its gradient are.
+        """
+        return None
+
     def rmsnorm_backward(
         self, grad: Any, x: Any, weight: Any = None, eps: float = 1e-6, *, offset: float = 0.0
     ) -> tuple[Any, Any]:

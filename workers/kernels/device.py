@@ -16,13 +16,15 @@ from workers.kernels.arrays import Resident, operand
 
 class KernelDevice(ABC):
     """Base of kernels on one device. `interpreted`: Python interprets the kernels, so results are correct but times are
-    meaningless. `flushes_subnormals`: the driver may treat subnormal numbers as 0.
+    meaningless. `flushes_subnormals`: the driver may treat subnormal numbers as 0. `differs_in`: the only operation in
+    which a variant differs from its implementation ("": not a variant).
     """
 
-    name: ClassVar[str] = ""
+    name: str = ""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float16, torch.bfloat16)
     interpreted: bool = False
     flushes_subnormals: bool = False
+    differs_in: str = ""
     device: torch.device
     fallback_from: str = ""
     fallback_reason: str = ""

@@ -66,7 +66,9 @@ class CPUConfig(CompiledConfig):
         default=None, description="implementation of operators: torch's, or Intel's extension"
     )
     float32_matmul: MatmulPrecision | None = Field(default=None, description="torch.set_float32_matmul_precision")
-    attention: CPUAttention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
+    attention: CPUAttention = Field(
+        default="auto", description="kernel of scaled_dot_product_attention (measured: by `polyfleet kernels tune`)"
+    )
 
     @field_validator("engine")
     @classmethod
@@ -82,7 +84,9 @@ class GPUConfig(CompiledConfig):
     """Options of both CUDA and ROCm builds of torch."""
 
     allow_tf32: bool | None = Field(default=None, description="use TF32 units for float32 products and convolutions")
-    attention: Attention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
+    attention: Attention = Field(
+        default="auto", description="kernel of scaled_dot_product_attention (measured: by `polyfleet kernels tune`)"
+    )
     memory_fraction: Fraction | None = Field(
         default=None, description="maximum fraction of device memory for this process"
     )

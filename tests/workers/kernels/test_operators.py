@@ -8,6 +8,7 @@ from kernel_cases import angles, draw
 from torch import nn
 from torch.library import opcheck
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from cluster.errors import UserError
 from workers.kernels.dispatch import operators
@@ -75,7 +76,7 @@ def test_gradients_of_gradients_are_refused_with_a_reason(name):
     wanted = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
     weights = draw(*answer.shape).double().requires_grad_()
     grads = torch.autograd.grad((answer * weights).sum(), wanted, create_graph=True)
-    with pytest.raises(UserError, match=r"the gradient of \w+'s gradient is not computed; use kernels='torch'"):
+    with pytest.raises(UserError, match=r"the gradient of \w+'s gradient is not computed; use kernels='torch(:math)?'"):
         torch.autograd.grad(sum(g.square().sum() for g in grads), [*wanted, weights])
 
 
@@ -99,6 +100,18 @@ def test_a_compiled_block_has_no_graph_break_and_the_gradients_of_the_eager_one(
     for have in results[:-1]:
         for a, b in zip(have, results[-1], strict=True):
             torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # the profiler's own
+def test_a_compiled_function_has_the_kernel_of_attention_that_is_named():
+    q = draw(1, 2, 5, 8).requires_grad_()
+    for name, has_flash in (("torch", True), ("torch:flash", True), ("torch:math", False)):
+        call = lambda q, name=name: operators.attention(q, q, q, kernels=name).sum()  # noqa: E731
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q), call(q))
+        with profile(activities=[ProfilerActivity.CPU]) as events:
+            compiled(q).backward()
+        assert any("flash_attention" in event.key for event in events.key_averages()) == has_flash
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # inductor imports it

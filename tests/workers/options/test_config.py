@@ -50,10 +50,10 @@ def test_arguments_win_over_environment_and_that_over_the_file(tmp_path, monkeyp
         ),
         ({"priority": ["nvidai"]}, "priority: unknown backend 'nvidai'; did you mean 'nvidia'?"),
         ({"priority": ["nvidai:H100-80GB"]}, "priority: unknown backend 'nvidai:H100-80GB'; did you mean 'nvidia'?"),
-        ({"cpu": {"attention": "efficient"}}, "cpu.attention: Input should be 'auto', 'flash' or 'math'"),
+        ({"cpu": {"attention": "efficient"}}, "cpu.attention: Input should be 'auto', 'measured', 'flash' or 'math'"),
         (
             {"cpu": {"attention": "flsh"}},
-            "cpu.attention: Input should be 'auto', 'flash' or 'math' (got 'flsh'); did",
+            "cpu.attention: Input should be 'auto', 'measured', 'flash' or 'math' (got 'flsh'); did",
         ),
         ({"cpu": {"threads": True}}, "cpu.threads: a number is needed (got True)"),
         ({"cpu": {"threads": 10**9}}, "cpu.threads: Input should be less than or equal to 4096"),

@@ -3,9 +3,11 @@
 import os
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.errors import UserError
 
@@ -13,21 +15,41 @@ Later = Callable[..., Any]
 
 # Kernels of scaled_dot_product_attention. Their flags are in torch.backends.cuda and apply to CPU kernels too.
 SDPA = ("flash", "mem_efficient", "cudnn", "math")
-ALLOWED = {"flash": ("flash",), "efficient": ("mem_efficient",), "math": ("math",)}
+ALLOWED = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
 
 
 def attention(choice: str, later: Later, device: torch.device) -> None:
-    """Allow one attention kernel only; `auto` lets torch choose. Raises UserError if the device lacks the kernel."""
+    """Allow one attention kernel only; `auto` lets torch choose, `measured` orders the kernels by stored measurements.
+
+    Raises UserError if the device lacks the kernel.
+    """
     if choice == "auto":
+        return
+    if choice == "measured":
+        _order_attention(later, device)
         return
     switch: Any = torch.backends.cuda
     for name in SDPA:
         was_enabled, change = getattr(switch, f"{name}_sdp_enabled")(), getattr(switch, f"enable_{name}_sdp")
         later(change, was_enabled)
-        change(name in ALLOWED[choice])
+        change(name == ALLOWED[choice])
     if not _attention_works(device):
         message = f"attention is {choice!r}, but torch {torch.__version__} has no such kernel for {device}"
         raise UserError(message, "use 'auto' or 'math'")
+
+
+def _order_attention(later: Later, device: torch.device) -> None:
+    """Let torch try the fastest kernel first. Without measurements, its own order stays.
+
+    Kernels slower than `math` are turned off: `math` computes every call, and torch's order on the CPU is fixed.
+    """
+    names = import_module("workers.kernels.dispatch.attention_choice").measured_order(device)
+    if not names:
+        return
+    kernels = [getattr(SDPBackend, f"{name.upper()}{'' if name == 'math' else '_ATTENTION'}") for name in names]
+    order = sdpa_kernel(kernels[: names.index("math") + 1], set_priority=True)
+    order.__enter__()
+    later(order.__exit__, None, None, None)
 
 
 def _attention_works(device: torch.device) -> bool:

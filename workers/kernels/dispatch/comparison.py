@@ -13,7 +13,7 @@ from workers.devices.backends import device_facts
 from workers.devices.backends.precision import name_of
 from workers.kernels.dispatch import operators
 from workers.kernels.dispatch.classes import shape_class
-from workers.kernels.dispatch.fastest import backend_of
+from workers.kernels.dispatch.fastest import backend_of, torch_variants
 from workers.kernels.dispatch.probes import Arguments, Probe, operations, probes
 from workers.kernels.dispatch.tuner import BASE, REFERENCE, KernelMeasurement, Situation, software_of, store_measurement
 from workers.measurement import accuracy
@@ -78,7 +78,7 @@ def measure(
     for one in kernels:
         software = software_of(one)
         for probe, dtype in cases:
-            if one.supports(dtype):
+            if one.supports(dtype) and one.differs_in in ("", probe.operation):
                 for result in _ProbeMeasurement(one, probe, dtype, kind, software, timer, rounds).results(compiled):
                     store_measurement(result)
                     on_result(result)
@@ -95,7 +95,8 @@ def _check_operations(names: Sequence[str]) -> None:
 def _candidates(names: Sequence[str], device: torch.device) -> list[Any]:
     """Create the named kernels, raising if one cannot be measured; without names, all that can be measured."""
     implementations = []
-    for name in names or (n for n in registry.names() if n not in (BASE, REFERENCE)):
+    every_name = (*(n for n in registry.names() if n not in (BASE, REFERENCE)), *torch_variants(device))
+    for name in names or every_name:
         try:
             implementation = registry.create(name, device)
         except PolyfleetError:
@@ -179,6 +180,12 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
     learning = _learning(probe, arguments)
     result, inputs = probe.plain(*learning), [one for one in learning if one.requires_grad]
     grad = _result_gradient(result.shape, result.dtype).to(result.device)
+
+    def plain() -> Any:
+        return torch.autograd.grad(result, inputs, grad, retain_graph=True)
+
+    if kernels.differs_in == "attention":  # a variant of torch's function: autograd calls the kernel for its gradient
+        return plain, _backward_of_variant(kernels.name, probe, arguments, grad)
     method, options = getattr(kernels, f"{probe.operation}_backward"), probe.options
     first: Any = arguments
     if probe.operation == "softmax":
@@ -187,7 +194,13 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
         first = arguments[1:]
     elif probe.operation == "attention":
         first = (*arguments, *kernels.attention(*arguments, **options, return_lse=True))
-    return lambda: torch.autograd.grad(result, inputs, grad, retain_graph=True), lambda: method(grad, *first, **options)
+    return plain, lambda: method(grad, *first, **options)
+
+
+def _backward_of_variant(name: str, probe: Probe, arguments: Arguments, grad: Tensor) -> Call:
+    learning = _learning(probe, arguments)
+    result = operators.attention(*learning, **probe.options, kernels=name)
+    return lambda: torch.autograd.grad(result, learning, grad, retain_graph=True)
 
 
 def _learning(probe: Probe, tensors: Arguments) -> Arguments:

@@ -77,12 +77,18 @@ def can_call_directly(first: Tensor, *others: Tensor | None) -> bool:
     """Return whether kernels can be called without torch's dispatcher, which takes 15 µs: tracing, autocast, function
     transforms and gradients are all inactive.
     """
-    if torch.compiler.is_compiling() or needs_gradients(first, *others) or type(first) not in TENSOR_TYPES:
+    if not is_plain(first) or needs_gradients(first, *others):
         return False
+    return not torch.is_autocast_enabled(first.device.type)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a call with this tensor computes at once: it is not traced, mapped or recorded."""
     return not (
-        torch._C._len_torch_dispatch_stack()
+        torch.compiler.is_compiling()
+        or type(tensor) not in TENSOR_TYPES
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled(first.device.type)
     )
 
 
@@ -210,10 +216,12 @@ def _without_missing(like: Tensor, grads: tuple[Tensor | None, ...]) -> tuple[Te
 
 def _refuse_second_gradient(name: str) -> Callable[..., Any]:
     operation = name.removesuffix("_backward")
+    torch_name = "torch:math" if operation == "attention" else "torch"  # its other kernels have none, either
 
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise UserError(
-            f"the gradient of {operation}'s gradient is not computed", f"use kernels='torch' for {operation} here"
+            f"the gradient of {operation}'s gradient is not computed",
+            f"use kernels={torch_name!r} for {operation} here",
         )
 
     return backward

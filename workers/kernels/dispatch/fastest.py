@@ -1,6 +1,7 @@
 """The kernels "auto": for each operation, dtype and class of shapes, the fastest measured implementation."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from cluster.errors import UserError
 from workers import kernels as registry
 from workers.devices.backends.device_facts import kind
 from workers.devices.backends.precision import name_of
+from workers.kernels import sdpa
 from workers.kernels.base import KernelBackend
 from workers.kernels.calls import Call
 from workers.kernels.dispatch.classes import shape_class
@@ -35,7 +37,7 @@ class Fastest(KernelBackend):
         self._implementations: dict[str, KernelBackend] = {BASE: self._base}
         super().__init__(self._base.device)
         self.kind = kind_of(self.device)
-        self._choices = _shared_choices(self.kind, fastest_choices(self.kind, self._software()))
+        self._choices = agreed_choices("kernels", self.kind, fastest_choices(self.kind, self._software()))
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -58,8 +60,19 @@ class Fastest(KernelBackend):
 
     def select(self, operation: str, first: Tensor, second: Optional = None, gradient: bool = False) -> KernelBackend:
         """Return the implementation for an operation and shapes of its arrays; leading dimensions may be merged."""
-        shapes = shape_class(operation, first.shape, () if second is None else second.shape)
-        name = self._choices.get(Situation(self.kind, operation, name_of(first.dtype), shapes, gradient), BASE)
+        return self._select(operation, first.shape, () if second is None else second.shape, first.dtype, gradient)
+
+    def attention_variant(self, q: Tensor, k: Tensor, dtype: torch.dtype, gradient: bool) -> str | None:
+        """A gradient by torch's function needs its forward, too: then the gradient's choice is used for both."""
+        chosen = [self._select("attention", q.shape, k.shape, dtype, with_gradient) for with_gradient in (False, True)]
+        variants = [one.attention_variant(q, k, dtype, gradient) for one in (chosen if gradient else chosen[:1])]
+        return None if None in variants else variants[-1]
+
+    def _select(
+        self, operation: str, first: Sequence[int], second: Sequence[int], dtype: torch.dtype, gradient: bool
+    ) -> KernelBackend:
+        shapes = shape_class(operation, first, second)
+        name = self._choices.get(Situation(self.kind, operation, name_of(dtype), shapes, gradient), BASE)
         return self._implementations.get(name, self._base)
 
     def _device(self, device: Any) -> torch.device:
@@ -137,9 +150,9 @@ class Fastest(KernelBackend):
 
 
 def candidates(device: torch.device) -> dict[str, KernelBackend]:
-    """Create every implementation that computes on the device, except torch's and interpreted ones."""
+    """Create every implementation that is not interpreted on the device: variants of torch's, but not torch itself."""
     implementations = {}
-    for name in registry.names():
+    for name in (*registry.names(), *torch_variants(device)):
         if name == BASE or registry.unavailable_reason(name):
             continue
         try:
@@ -149,6 +162,11 @@ def candidates(device: torch.device) -> dict[str, KernelBackend]:
         if not implementation.interpreted and implementation.takes(device):
             implementations[name] = implementation
     return implementations
+
+
+def torch_variants(device: torch.device) -> tuple[str, ...]:
+    """Return the names of torch's kernels for attention on the device, as in `torch:flash`."""
+    return tuple(f"{BASE}:{name}" for name in sdpa.usable(device))
 
 
 def kind_of(device: torch.device) -> str:
@@ -167,15 +185,21 @@ def backend_of(device: torch.device) -> "BaseBackend":
     return backends.create("cpu")
 
 
-def _shared_choices(kind: str, own_choices: dict[Situation, str]) -> dict[Situation, str]:
-    """Return the choices for this kind that the first of several ranks has published, else our own."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return own_choices
+def agreed_choices(subject: str, kind: str, own_choices: dict[Situation, str]) -> dict[Situation, str]:
+    """Return the choices for this kind that the first of several ranks has published under `subject`, else our own."""
     proposal = json.dumps(
         [[s.operation, s.dtype, s.shapes, s.gradient, s.compiled, name] for s, name in own_choices.items()]
     )
-    store = dist.distributed_c10d._get_default_store()
-    agreed = json.loads(store.compare_set(f"polyfleet/kernels/{kind}", "", proposal))
+    agreed = json.loads(agreed_text(f"{subject}/{kind}", proposal))
     return {Situation(kind, *parts): name for *parts, name in agreed}
+
+
+def agreed_text(key: str, own_text: str) -> str:
+    """Return the text that the first of several ranks has published under `key`, else our own."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return own_text
+    store = dist.distributed_c10d._get_default_store()
+    agreed = store.compare_set(f"polyfleet/{key}", "", own_text)
+    return str(agreed.decode() if isinstance(agreed, bytes) else agreed)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import UserError, nearest
+from cluster.errors import UserError
 from workers import kernels as registry
 from workers.errors import KernelsUnavailable, NotEnoughMemory
 
@@ -74,11 +74,7 @@ def get_kernels_info(name: str) -> dict[str, Any]:
 
 
 def _check_name(name: str) -> str:
-    if str(name).lower() == AUTO:
-        return AUTO
-    if str(name).lower() not in registry.names():
-        raise UserError(f"unknown kernels {name!r}", nearest(str(name), (AUTO, *registry.names())))
-    return registry.resolve_name(name)
+    return AUTO if str(name).lower() == AUTO else registry.resolve_name(name, (AUTO,))
 
 
 def _parse_fallbacks(fallback: Sequence[str] | str | None) -> tuple[str, ...]:
@@ -93,6 +89,10 @@ def _create(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
         from workers.kernels.dispatch.fastest import Fastest
 
         return Fastest(device, **options)
+    if name == "torch":
+        from workers.kernels.dispatch.attention_choice import AttentionChoice
+
+        options = {"choice": AttentionChoice()} | options
     return registry.create(name, device, **options)
 
 

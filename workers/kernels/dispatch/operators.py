@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from workers.kernels import sdpa
 from workers.kernels.dispatch import definition
-from workers.kernels.dispatch.definition import can_call_directly, kernels_of, needs_gradients
+from workers.kernels.dispatch.definition import can_call_directly, is_plain, kernels_of, needs_gradients
 from workers.kernels.formulas import rotated
 
 OPS = definition.define_operators()
@@ -125,8 +126,12 @@ def attention(
 ) -> Tensor:
     """See KernelBackend.attention: q [..., H, T, D], k and v [..., G, S, ·]; `causal` counts from the end.
 
-    An additive mask has no gradient.
+    An additive mask has a gradient only where torch's function computes the attention.
     """
+    variant = _torch_variant(kernels, q, k, v)
+    if variant is not None:
+        with sdpa.prefer(variant):
+            return sdpa.attention(q, k, v, mask, scale, causal)
     if can_call_directly(q, k, v, mask):
         output: Tensor = kernels_of(kernels, q.device).attention(q, k, v, scale=scale, mask=mask, causal=causal)
         return output
@@ -134,3 +139,22 @@ def attention(
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
     result: Tensor = OPS.attention(q, k, v, mask, factor, causal, with_lse, kernels)[0]
     return result
+
+
+def _torch_variant(kernels: str, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Return the kernel to prefer (or "") if torch's own function, which has gradients, computes this attention.
+
+    A trace has no measurements: there "torch" leaves the choice to torch, and "auto" is one opaque operator.
+    """
+    name, _, variant = kernels.partition(":")
+    if name not in ("torch", "auto") or q.dim() != 4:
+        return None
+    if not is_plain(q):
+        return variant if name == "torch" else None
+    training = needs_gradients(q, k, v)
+    if name == "auto" and not training:
+        return None
+    device = q.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q.dtype
+    chosen: str | None = kernels_of(kernels, q.device).attention_variant(q, k, dtype, training)
+    return chosen

@@ -1,43 +1,44 @@
 """torch's own operations, on any of its devices: the baseline for measuring other implementations.
 
 Where torch rounds between two operations that are one here (the weight of an RMS norm, the gate of SwiGLU), this rounds
-too, as a model without our kernels does. torch chooses the kernel for attention, unless `attention` names one.
+too, as a model without our kernels does. sdpa.py has torch's kernels for attention.
 """
 
 import platform
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.errors import PolyfleetError, UserError, nearest
 from workers.errors import KernelsFailed
-from workers.kernels import formulas
+from workers.kernels import formulas, sdpa
 from workers.kernels.base import KernelBackend
 from workers.kernels.device import as_device
 
-SDPA = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+Choice = Callable[[Tensor, Tensor, torch.dtype, bool], str]
+"""Chooses the kernel for attention of q and k in a dtype, with or without gradients; "" is torch's own choice."""
 
 
 class Kernels(KernelBackend):
-    """Kernels of torch. `attention`: kernel of scaled_dot_product_attention ("": torch's choice)."""
+    """Kernels of torch. `attention` is the only kernel of scaled_dot_product_attention that may compute it, `variant`
+    the one that is tried first, and `choice` finds that one for each call. Without these torch chooses.
+    """
 
     name = "torch"
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    own_gradients = frozenset({"attention"})
 
-    def __init__(self, device: Any = None, *, attention: str = ""):
+    def __init__(self, device: Any = None, *, attention: str = "", variant: str = "", choice: Choice = lambda *_: ""):
         super().__init__(device)
-        if attention and attention not in SDPA:
-            raise UserError(f"unknown attention {attention!r}", nearest(attention, tuple(SDPA)))
-        self.attention_kernel = attention
+        if attention and attention not in sdpa.SDPA:
+            raise UserError(f"unknown attention {attention!r}", nearest(attention, tuple(sdpa.SDPA)))
+        self.attention_kernel, self.variant, self._choice = attention, variant, choice
+        if variant:
+            self.name, self.differs_in = f"torch:{variant}", "attention"
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -146,40 +147,34 @@ class Kernels(KernelBackend):
         if lse_BHT is not None:
             _attention_with_lse(q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
             return None
-        query_tokens, key_tokens = q_BHTD.shape[2], k_BGSD.shape[2]
-        square = causal and mask_BHTS is None and query_tokens == key_tokens
-        mask = None if square else _combined_mask(mask_BHTS, query_tokens, key_tokens, causal, q_BHTD)
-        with self._kernel():
-            output = F.scaled_dot_product_attention(
-                q_BHTD,
-                k_BGSD,
-                v_BGSE,
-                mask,
-                scale=scale,
-                is_causal=square,
-                enable_gqa=q_BHTD.shape[1] != k_BGSD.shape[1],
-            )
-        if mask is not None:  # torch's kernels differ for a row without any visible token
-            blind = ~mask if mask.dtype == torch.bool else mask == -torch.inf
-            output = output.masked_fill(blind.all(-1, keepdim=True), 0.0)
-        return output
+        with self._kernel(q_BHTD, k_BGSD, False):
+            return sdpa.attention(q_BHTD, k_BGSD, v_BGSE, mask_BHTS, scale, causal)
 
-    def _kernel(self) -> AbstractContextManager[Any]:
-        return sdpa_kernel([SDPA[self.attention_kernel]]) if self.attention_kernel else nullcontext()
+    def _attention_backward(
+        self,
+        g_BHTE: Tensor,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask_BHTS: Tensor | None,
+        out_BHTE: Tensor,
+        lse_BHT: Tensor,
+        scale: float,
+        causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the forward again by the same kernel: torch's function hides what its gradient needs of it."""
+        with torch.enable_grad(), self._kernel(q_BHTD, k_BGSD, True):
+            q, k, v = (one.detach().requires_grad_() for one in (q_BHTD, k_BGSD, v_BGSE))
+            grads = torch.autograd.grad(sdpa.attention(q, k, v, mask_BHTS, scale, causal), (q, k, v), g_BHTE)
+        return grads[0], grads[1], grads[2]
 
+    def attention_variant(self, q: Tensor, k: Tensor, dtype: torch.dtype, gradient: bool) -> str | None:
+        return self.variant or self._choice(q, k, dtype, gradient)
 
-def _combined_mask(
-    mask: Tensor | None, query_tokens: int, key_tokens: int, causal: bool, like: Tensor
-) -> Tensor | None:
-    """Combine the mask and causality to one mask for torch: bool, or additive in the dtype of q."""
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(like.dtype)
-    if not causal:
-        return mask
-    corner = torch.ones(query_tokens, key_tokens, dtype=torch.bool, device=like.device).tril(key_tokens - query_tokens)
-    if mask is None:
-        return corner
-    return mask & corner if mask.dtype == torch.bool else mask.masked_fill(~corner, -torch.inf)
+    def _kernel(self, q: Tensor, k: Tensor, gradient: bool) -> AbstractContextManager[Any]:
+        if self.attention_kernel:
+            return sdpa.only(self.attention_kernel)
+        return sdpa.prefer(self.attention_variant(q, k, q.dtype, gradient) or "")
 
 
 def _attention_with_lse(

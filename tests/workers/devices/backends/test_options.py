@@ -11,8 +11,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from cluster.errors import UserError
+from workers import kernels as registry
 from workers.devices import backends
 from workers.devices.backends import torch_settings
+from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, software_of, store_measurement
 from workers.options.config import PolyfleetConfig
 
 
@@ -44,6 +46,28 @@ def test_the_chosen_kernel_of_attention_runs(choice, operator):
     assert [n for n in names if "attention" in n and operator in n], names
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.math_sdp_enabled()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("speedup", "operator"), [(0.0, "flash"), (0.5, "flash"), (2.0, "math")])
+def test_measured_attention_tries_the_fastest_kernel_first(speedup, operator, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    if speedup:
+        situation = Situation("cpu", "attention", "float32", "prefill-s256-d16")
+        software = software_of(registry.create("torch:math"))
+        assert store_measurement(KernelMeasurement(situation, "torch:math", software, speedup, speedup, speedup))
+    query = torch.rand(1, 2, 32, 16)
+    with cpu(attention="measured"), profile(activities=[ProfilerActivity.CPU]) as seen:
+        nn.functional.scaled_dot_product_attention(query, query, query)
+    names = {event.key for event in seen.key_averages()}
+    assert [n for n in names if "attention" in n and operator in n], names
+    assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+@pytest.mark.parametrize("vendor", ("nvidia", "amd"))
+def test_gpus_have_cudnns_kernel_of_attention(vendor):
+    assert getattr(PolyfleetConfig(**{vendor: {"attention": "cudnn"}}), vendor).attention == "cudnn"
+    assert torch_settings.ALLOWED["cudnn"] in torch_settings.SDPA
 
 
 def test_a_kernel_of_attention_that_the_device_lacks_is_refused_at_once_and_the_switches_are_set_back():
@@ -139,7 +163,9 @@ def test_programs_are_kept_in_the_persistent_cache(tmp_path):
 
 CACHED = """
 import sys, torch
+from workers import kernels as registry
 from workers.devices import backends
+from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, software_of, store_measurement
 from workers.options.config import PolyfleetConfig
 with backends.create("xla", config=PolyfleetConfig(tpu={"persistent_cache": sys.argv[1]})) as backend:
     x = torch.ones(64, 64, device=backend.device)
