@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import CASES, check, draw, judge
+from torch.nn import functional as F
 
+from cluster.errors import UserError
 from workers import kernels as registry
 from workers import native
 from workers.errors import KernelsUnavailable
@@ -58,12 +60,14 @@ def threads(count):
 
 
 def calls(kernels, dtype):
-    """Of every operation, one large enough that several threads share it. Products of float32, and of bfloat16 on some
-    CPUs, are torch's."""
+    """Of every operation, one large enough that several threads share it. Products of float32, and those of matrices in
+    bfloat16 on some CPUs, are torch's: here they are of float16."""
     x, g, w = (draw(*shape).to(dtype) for shape in ((700, 1031), (1031, 700), (1031,)))
     g = g.t().contiguous()
     q, kept = draw(2, 4, 130, 72).to(dtype), draw(2, 2, 190, 72).to(dtype)
     turns = draw(700, 500).to(dtype)
+    own = torch.float16 if dtype == torch.float32 else dtype
+    xx, ww = x.to(own), w.to(own)
     products = {"matmul": lambda: kernels.matmul(x.half(), g.half().t())}
     return products | {
         "rmsnorm": lambda: kernels.rmsnorm(x, w),
@@ -72,8 +76,8 @@ def calls(kernels, dtype):
         "silu": lambda: kernels.silu(x),
         "swiglu": lambda: kernels.swiglu(x, g),
         "apply_rope": lambda: kernels.apply_rope(x, turns, turns),
-        "matmul_vec": lambda: kernels.matmul_vec(x, w),
-        "weighted_sum_rows": lambda: kernels.weighted_sum_rows(x.t().contiguous()[:, 0], x.t().contiguous()),
+        "matmul_vec": lambda: kernels.matmul_vec(xx, ww),
+        "weighted_sum_rows": lambda: kernels.weighted_sum_rows(xx.t().contiguous()[:, 0], xx.t().contiguous()),
         "attention": lambda: kernels.attention(q, kept, kept, causal=True, return_lse=True),
         "rmsnorm_backward": lambda: kernels.rmsnorm_backward(g, x, w),
         "layernorm_backward": lambda: kernels.layernorm_backward(g, x, w, w),
@@ -157,6 +161,30 @@ def test_without_simd_no_vector_instruction_computes_and_results_are_as_right(ma
     for case in CASES:
         check(plain, case, torch.float16)
         check(plain, case, torch.bfloat16)
+
+
+def test_torch_computes_what_it_is_faster_at_and_wrong_calls_get_our_words(made):
+    x, w, q = draw(64, 256), draw(256), draw(1, 4, 20, 16)
+    calls = {
+        "softmax": ((x,), x.softmax(-1)), "silu": ((x,), F.silu(x)), "matmul_vec": ((x, w), x @ w),
+        "layernorm": ((x, w, w), F.layer_norm(x, (256,), w, w)), "matmul": ((x, x.T), x @ x.T),
+        "weighted_sum_rows": ((x[:, 0].contiguous(), x), x[:, 0] @ x),
+        "attention": ((q, q[:, :2], q[:, :2]), F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True)),
+    }  # fmt: skip
+    for operation, (arguments, expected) in calls.items():
+        assert torch.equal(getattr(made, operation)(*arguments), expected), operation
+    own = registry.create("cpu", use_parallel=False)
+    assert made.leaves_to_torch and not own.leaves_to_torch
+    for operation, (arguments, expected) in calls.items():
+        torch.testing.assert_close(getattr(own, operation)(*arguments), expected, rtol=1e-4, atol=1e-5)
+    learning = draw(64, 256).requires_grad_()
+    for call in (
+        lambda: made.matmul(x, x), lambda: made.matmul_vec(x, x[:, 0]), lambda: made.weighted_sum_rows(w, x),
+        lambda: made.layernorm(x, w[:3]), lambda: made.softmax(learning), lambda: made.matmul(learning, x.T),
+        lambda: made.attention(q, q[:, :3], q[:, :3]), lambda: made.layernorm(x, w, learning[0]),
+    ):  # fmt: skip
+        with pytest.raises(UserError):
+            call()
 
 
 def test_an_instruction_counts_only_if_it_computes_several_values():

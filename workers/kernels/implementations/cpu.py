@@ -28,8 +28,9 @@ class Kernels(FastPath):
     """Kernels in C++. `use_simd` False builds the same sources without vector instructions; `use_parallel` False runs
     every call on the caller's thread. `prove` checks that both options took effect.
 
-    If both are true, torch computes matrix products in float32, and in bfloat16 if the CPU has instructions for it:
-    only their bits may depend on the number of threads.
+    If both are true, torch computes products with a matrix in float32, and in bfloat16 if the CPU has instructions for
+    it, and small products with a vector and attention without a causal mask in float32 (cpu_direct.py): only their bits
+    may depend on the number of threads.
     """
 
     name = "cpu"
@@ -78,7 +79,7 @@ class Kernels(FastPath):
     # Products
 
     def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
-        if self._uses_torch(out_BMN, b_transposed):
+        if self.multiplies_by_torch(out_BMN.dtype, out_BMN.shape[1], b_transposed):
             a, b = (
                 one.mT if is_transposed else one
                 for one, is_transposed in ((a_BMK, a_transposed), (b_BKN, b_transposed))
@@ -87,15 +88,21 @@ class Kernels(FastPath):
             return
         self._product(a_BMK, b_BKN, out_BMN, a_BMK.shape[1 if a_transposed else 2], a_transposed, b_transposed, 1.0)
 
-    def _uses_torch(self, out_BMN: Tensor, b_transposed: bool) -> bool:
-        """Return whether torch computes a product: its BLAS is faster in float32, and in bfloat16 with CPU support.
+    @property
+    def leaves_to_torch(self) -> bool:
+        """The options apply only to our own code."""
+        return self.use_simd and self.use_parallel
 
-        It is not faster in float16, nor for one row and a transposed matrix, which is read once. The options apply only
-        to our own code.
+    def multiplies_by_torch(self, dtype: torch.dtype, rows: int, b_transposed: bool) -> bool:
+        """torch's BLAS is faster in float32, and in bfloat16 with CPU support.
+
+        It is not faster in float16, nor for one row of bfloat16 and a transposed matrix, which is read once.
         """
-        if not (self.use_simd and self.use_parallel) or (b_transposed and out_BMN.shape[1] == 1):
+        if not self.leaves_to_torch:
             return False
-        return out_BMN.dtype == torch.float32 or (out_BMN.dtype == torch.bfloat16 and _multiplies_bfloat16())
+        if dtype == torch.float32:
+            return True
+        return dtype == torch.bfloat16 and _multiplies_bfloat16() and not (b_transposed and rows == 1)
 
     def _product(
         self, a: Tensor, b: Tensor, out_BMN: Tensor, depth: int, a_transposed: bool, b_transposed: bool, scale: float
@@ -164,7 +171,7 @@ class Kernels(FastPath):
         batch, groups, many, width = k_BGSD.shape
         queries, keys = q_BHTD.view(batch * groups, -1, width), k_BGSD.view(batch * groups, many, width)
         scores = out_BHTS.view(batch * groups, -1, many)
-        if self._uses_torch(scores, True):
+        if self.multiplies_by_torch(scores.dtype, scores.shape[1], True):
             torch.baddbmm(scores, queries, keys.mT, beta=0, alpha=scale, out=scores)
             return
         self._product(queries, keys, scores, width, False, True, scale)
