@@ -60,14 +60,13 @@ def threads(count):
 
 
 def calls(kernels, dtype):
-    """Of every operation, one large enough that several threads share it. Products of float32, and those of matrices in
-    bfloat16 on some CPUs, are torch's: here they are of float16."""
+    """Of every operation, one large enough that several threads share it. Products of float32, and of bfloat16 on some
+    CPUs, are torch's: here they are of float16."""
     x, g, w = (draw(*shape).to(dtype) for shape in ((700, 1031), (1031, 700), (1031,)))
     g = g.t().contiguous()
     q, kept = draw(2, 4, 130, 72).to(dtype), draw(2, 2, 190, 72).to(dtype)
     turns = draw(700, 500).to(dtype)
-    own = torch.float16 if dtype == torch.float32 else dtype
-    xx, ww = x.to(own), w.to(own)
+    xx, ww = x.half(), w.half()
     products = {"matmul": lambda: kernels.matmul(x.half(), g.half().t())}
     return products | {
         "rmsnorm": lambda: kernels.rmsnorm(x, w),

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F  # noqa: N812
 
+from workers.kernels import sdpa
 from workers.kernels.base import KernelBackend
 from workers.kernels.drivers.cpu_library import DTYPES
 
-MIN_QUERY_TOKENS = 16
-"""From so many tokens on, attention of float32 without a causal mask is torch's."""
 MIN_SMALL_ROWS, MAX_SMALL_ELEMENTS = 64, 1 << 14
 """Layer norm, softmax and SiLU of so many rows but few elements are torch's: the call takes most of the time there."""
 
@@ -25,8 +24,8 @@ MIN_SMALL_ROWS, MAX_SMALL_ELEMENTS = 64, 1 << 14
 class FastPath(KernelBackend):
     """Operations with a fast path. Their hooks may get arrays of any number of dimensions; the last is the row.
 
-    Where torch was measured to be faster, it computes, if `leaves_to_torch`: products in float32, some attention in
-    float32, and small arrays. Calls that torch refuses get the errors of the public methods.
+    Where torch was measured to be faster, it computes, if `leaves_to_torch`: products in float32, some attention, and
+    small arrays. Calls that torch refuses get the errors of the public methods.
     """
 
     @property
@@ -35,6 +34,9 @@ class FastPath(KernelBackend):
 
     def multiplies_by_torch(self, dtype: torch.dtype, rows: int, b_transposed: bool) -> bool:
         """Return whether torch computes a product with a matrix, whose first array has so many rows."""
+        raise NotImplementedError
+
+    def attends_by_torch(self, dtype: torch.dtype, query_tokens: int, causal: bool) -> bool:
         raise NotImplementedError
 
     def matmul(self, a: Any, b: Any, *, out: Any = None) -> Any:
@@ -68,9 +70,10 @@ class FastPath(KernelBackend):
         return_lse: bool = False,
         out: Any = None,
     ) -> Any:
-        is_plain = mask is None and not causal and not return_lse and out is None and self.leaves_to_torch
-        if is_plain and (scale is None or type(scale) is float) and _are_heads(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        is_plain = mask is None and not return_lse and out is None and (scale is None or type(scale) is float)
+        fits = is_plain and _are_heads(q, k, v) and (not causal or q.shape[2] == k.shape[2])
+        if fits and self.attends_by_torch(q.dtype, q.shape[2], bool(causal)):
+            return sdpa.attention(q, k, v, None, scale, bool(causal))
         return super().attention(q, k, v, scale=scale, mask=mask, causal=causal, return_lse=return_lse, out=out)
 
     def rmsnorm(
@@ -175,17 +178,14 @@ def _is_eps(eps: Any) -> bool:
 
 
 def _are_heads(q: Any, k: Any, v: Any) -> bool:
-    """Return whether q [B, H, T, D], k and v [B, G, S, D] are in float32 and have enough query tokens for torch."""
+    """Return whether torch can compute attention of q [B, H, T, D], k and v [B, G, S, D]."""
     return (
         _is_cpu(q)
         and _is_cpu(k)
         and _is_cpu(v)
         and q.dim() == k.dim() == v.dim() == 4
         and min(*q.shape, *k.shape) > 0
-        and q.dtype is torch.float32
-        and k.dtype is torch.float32
-        and v.dtype is torch.float32
-        and q.shape[2] >= MIN_QUERY_TOKENS
+        and q.dtype is k.dtype is v.dtype
         and k.shape == v.shape
         and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
         and q.shape[1] % k.shape[1] == 0
