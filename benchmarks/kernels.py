@@ -7,7 +7,8 @@ Every arm runs once per round, in turns and in a shuffled order, in one process;
 `--sample-ms`. "hot" calls take the same arrays again and again, "cold" ones the next of so many that no cache holds
 them. One thread is timed by its CPU time, what it would take alone on the machine; several by the wall clock, a GPU by
 events. The copy reads and writes as many bytes as the operation must; results are in new memory in every arm, but the
-copy's. torch.compile (default mode, static shapes) is measured at MIDDLE and WIDEST.
+copy's. torch.compile (default mode, static shapes) is measured at MIDDLE and WIDEST. `calls` in the result is what an
+operator's call costs without its computation: kernel_calls.py.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from parts import machine
+from parts.kernel_calls import measure_calls
 from parts.kernel_works import ATTENTION, PRODUCTS, ROWS, WORKS, Arrays, Work, arrays
 from torch import Tensor
 
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--sample-ms", type=float, default=2.0)
     parser.add_argument("--without-compile", action="store_true")
+    parser.add_argument("--calls-only", action="store_true", help="measure only what a call costs")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     before, rows = machine.load(), []
@@ -66,12 +69,17 @@ def main() -> None:
         torch.set_num_threads(threads)
         torch._dynamo.reset()
         torch._inductor.config.cpp.threads = threads  # part of what a compiled function is kept by
-        for case in cases(arguments):
+        for case in () if arguments.calls_only else cases(arguments):
             rows.append({"threads": threads, **measured(case, made, arguments)})
             show(rows[-1])
+    torch.set_num_threads(1)
+    calls = measure_calls(made, arguments.rounds, arguments.device, clocked)
+    for call in calls:
+        show_call(call)
     found = machine.circumstances(arguments, before) | {
         "torch": torch.__version__,
         "kernels": {name: one.device_info() for name, one in made.items()},
+        "calls": calls,
         "rows": rows,
     }
     if arguments.output:
@@ -225,6 +233,14 @@ def show(row: dict[str, Any]) -> None:
     ratios = "  ".join(f"{name} {told[0]:5.2f}" for name, told in row["ratios"].items())
     case = f"{row['threads']}t {row['operation']:18s} {row['way']:8s} {row['cache']:4s} {row['dtype']} {shape:18s}"
     print(f"{case} us: {times}  times: {ratios}", flush=True)
+
+
+def show_call(row: dict[str, Any]) -> None:
+    times = "  ".join(f"{name} {told[0] * 1e6:6.2f}" for name, told in row["seconds"].items())
+    beyond = "  ".join(
+        f"{peer} {told[0] * 1e6:6.2f}" for peers in row["operator_beyond_s"].values() for peer, told in peers.items()
+    )
+    print(f"call {row['operation']:10s} us: {times}  operator beyond: {beyond}", flush=True)
 
 
 if __name__ == "__main__":

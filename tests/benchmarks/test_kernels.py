@@ -38,3 +38,7 @@ def test_the_quick_form_measures_every_arm_of_every_case(tmp_path: Path):
         assert row["seconds"].keys() == row["samples_s"].keys() == {"eager", "copy", *names}
         assert all(len(samples) == 6 and min(samples) > 0 for samples in row["samples_s"].values())
         assert row["ratios"].keys() == {f"{peer}/{name}" for peer in ("eager", "copy") for name in names}
+    assert len(found["calls"]) == 8
+    for row in found["calls"]:
+        assert row["operator_beyond_s"].keys() == row["operator_over_eager"].keys() == set(names)
+        assert row["seconds"].keys() == {"eager", *(f"{n} {how}" for n in names for how in ("method", "operator"))}
