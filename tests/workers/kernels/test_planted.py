@@ -107,23 +107,21 @@ PLANTED = [
 
 
 def failing(kernels):
-    found = []
     for case in CASES:
         for dtype in (torch.float32, torch.bfloat16):
             try:
                 check(kernels, case, dtype)
             except AssertionError:
-                found.append(f"{case} {dtype}")
-    return found
+                yield f"{case} {dtype}"
 
 
 def test_without_a_fault_no_case_fails():
-    assert failing(Right()) == []
+    assert list(failing(Right())) == []
 
 
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_fails_a_case(fault):
-    assert failing(fault())
+    assert next(failing(fault()), None)
 
 
 def test_cutting_bits_off_is_noticed():
