@@ -1,7 +1,7 @@
 """Rates of running jobs, for other jobs of their workload: steps per second by kind and number of devices.
 
 A step is the same work only for jobs of one workload, task and precision with the same batch size. Messages
-call these rates measured by their job, never benchmarked.
+call these rates reported by their job, never measured or benchmarked.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,12 @@ KindCount = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StepRate:
-    """Steps per second of all devices together, as `job` reported them until `at_s` (wall clock)."""
+    """Steps per second of all devices together: the mean of `samples` intervals of `job` until `at_s` (wall clock)."""
 
     steps_per_s: float
     job: str
     at_s: float
+    samples: int = 1
 
 
 WorkloadRates = Mapping[KindCount, StepRate]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster import catalogue
 from cluster.catalogue import lookup
 from cluster.catalogue.precision import short_name
-from orchestrator.core.step_rates import ReportedRates, StepRate, WorkloadRates, nearest_rate, workload_key
+from orchestrator.core.step_rates import ReportedRates, WorkloadRates, workload_key
 
 if TYPE_CHECKING:
     from orchestrator.core.model import Job
@@ -112,41 +112,10 @@ class Throughput:
         rate = best.items_per_s * (lookup.speed_ratio(kind, other, precision) or 1.0)
         return Estimated(rate, rate / lookup.SPEED_ERROR_FACTOR, rate * lookup.SPEED_ERROR_FACTOR, best.item, 0, other)
 
-    def sentence(self, job: "Job", candidate: int, kind: str, now_s: float) -> str:
-        """Return e.g. `measured 1234 samples/s [1200, 1260] 2 h ago in bench-12ab34`, the rate that a job reported, an
-        estimate with its source, or `unmeasured`.
-        """
-        if (measured := self.of(job, candidate, kind)) is not None:
-            return f"measured {_rate(measured)} {_ago(now_s - measured.at_s)} in {measured.run}"
-        want = job.candidates[candidate]
-        if nearest := nearest_rate(self.reported(job, candidate), kind, want.count * want.nodes):
-            return _reported_sentence(*nearest, now_s)
-        if (estimate := self.estimated(job, candidate, kind)) is not None:
-            return f"estimated {_rate(estimate)} from {estimate.source}; not measured here"
-        return "unmeasured"
-
 
 def _key(job: "Job", candidate: int, kind: str) -> Key:
     mode = "train" if job.task == "train" else "forward"
     return job.workload, mode, kind, short_name(job.candidates[candidate].precision)
-
-
-def _rate(row: Measured | Estimated) -> str:
-    return f"{_number_text(row.items_per_s)} {row.item}s/s [{_number_text(row.low)}, {_number_text(row.high)}]"
-
-
-def _reported_sentence(devices: int, rate: StepRate, now_s: float) -> str:
-    where = "one device" if devices == 1 else f"{devices} devices"
-    speed = f"{_number_text(rate.steps_per_s)} steps/s on {where}"
-    return f"{speed}, measured by job {rate.job} {_ago(now_s - rate.at_s)}; not benchmarked"
-
-
-def _number_text(rate: float) -> str:
-    """Return a rate with four significant digits and without an exponent: `12,340`."""
-    if rate < 1000:
-        return f"{rate:.4g}"
-    digits = len(str(int(rate))) - 4
-    return f"{round(rate, -digits):,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +134,3 @@ class History:
 
     def all_runs_of(self, job: "Job") -> Mapping[str, float]:
         return self.all_runs.get((workload_name(job), job.task), {})
-
-
-def _ago(seconds: float) -> str:
-    for limit, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{max(seconds, 0) / unit_s:.0f} {unit} ago"
-    return f"{seconds / 86_400:.0f} days ago"

@@ -51,8 +51,8 @@ class Explanations:
         result = offers(job, fleet, growth(self._runtime.control, fleet.now_s))
         view = placement_view(to_plain(result))
         for offer in view["offers"]:
-            if measured := offer["measured"]:
-                measured["measured_at"] = iso(measured.pop("at_s"))
+            if rate := offer["rate"]:
+                rate["updated_at"] = iso(rate.pop("at_s"))
         return cast(OffersView, view)
 
     def _what_if(self, job: Job, fleet: Snapshot, changes: Sequence[str]) -> dict[str, Any]:

@@ -268,11 +268,11 @@ def _candidate_rows(candidate: Data, runs: Data | None) -> list[tuple[Any, ...]]
     count = "all" if candidate.get("exclusive") else candidate["count"]
     requested = f"{count} × {' or '.join(candidate['kinds'])}{nodes}"
     number = candidate["candidate"]
-    measured = candidate.get("measured") or {}
+    speed = candidate.get("speed") or {}
     held = runs["allocations"] if runs and runs["candidate"] == candidate["candidate"] else ()
     running_on = {allocation["devices"] for allocation in held}
     fits = [(number, requested, devices, ": ".join(filter(None, ("runs here" if devices in running_on else "fits",
-             measured.get(devices))))) for devices in candidate["fits"]]  # fmt: skip
+             speed.get(devices))))) for devices in candidate["fits"]]  # fmt: skip
     refused = [(number, requested, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
     return [*fits, *refused] or [(number, requested, "", "no node has such a device")]
 
@@ -305,7 +305,7 @@ def offers(explanation: Data) -> TableStack:
     """One line per offer, best first. Offers that a candidate did not request appear only if it has no other."""
     resource_columns, price_columns = (
         ("CHOSEN", "CANDIDATE", "POOL", "RESOURCES"),
-        ("SPEED PER DEVICE", "PRICE/H", "PRICE/M ITEMS"),
+        ("SPEED", "PRICE/H", "PRICE/M ITEMS"),
     )
     requested = {offer["candidate"] for offer in explanation["offers"] if offer["when"] != "not_asked_for"}
     visible = [o for o in explanation["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in requested]

@@ -7,6 +7,7 @@ from typing_extensions import TypedDict
 from orchestrator.views.jobs import JobState
 from orchestrator.views.values import AllocationView
 
+RateSource = Literal["benchmark", "reported", "declared", "history", "estimated"]
 OfferWhen = Literal["now", "preempts", "new_node", "waits", "closed", "never", "not_asked_for"]
 
 
@@ -26,8 +27,8 @@ class CandidateView(TypedDict):
     """Devices (NODE/KIND) that could hold it, or part of it, now."""
     refused: dict[str, str]
     """Other devices with the reason; the key "" has reasons about the entire fleet."""
-    measured: dict[str, str]
-    """Measured throughput of the job's workload, for devices that fit."""
+    speed: dict[str, str]
+    """Rate of the job's workload as text, with its source, for devices that fit."""
     exclusive: bool
     """Whether it needs nodes of its own."""
 
@@ -92,20 +93,31 @@ class JobExplanation(ExplanationView, _WithChanges):
     """What was missing when it last resumed: its newest checkpoint, or files."""
 
 
-class MeasuredView(TypedDict):
-    """Measured rate of one device, with the 95 % confidence interval `low` to `high`."""
+class RateView(TypedDict):
+    """Rate of `devices` devices of a kind together. Only the source `benchmark` is a measurement of Polyfleet."""
 
-    items_per_s: float
-    low: float
-    high: float
-    item: str
-    """What was counted, such as samples."""
+    source: RateSource
+    """Benchmark; steps per second of a running or ended job; the hours that the job declares; the time that ended jobs
+    of the workload took; or an estimate."""
+    per_s: float
+    unit: str
+    """What is counted: the item of a benchmark, such as sample; step; or job."""
+    devices: int
+    low: float | None
+    """Start of the interval: of 95 % for a benchmark, of 90 % for an estimate."""
+    high: float | None
     run: str
     """The benchmark run that measured it."""
-    measured_at: str | None
-    """ISO 8601 in UTC."""
+    job: str
+    """The job that reported it."""
+    samples: int
+    """Number of intervals between its steps in the mean."""
+    basis: str
+    """What an estimate follows from."""
+    updated_at: str | None
+    """Time of the measurement, ISO 8601 in UTC; null for other sources."""
     joules_per_item: float
-    """0 if the device has no energy counter."""
+    """0 if it was not measured."""
 
 
 class OfferView(TypedDict):
@@ -132,9 +144,10 @@ class OfferView(TypedDict):
     """Number of jobs earlier in the queue that accept these devices, too."""
     speed: str
     """The rate as text, with its source."""
-    measured: MeasuredView | None
+    rate: RateView | None
+    """The best rate; null if there is none."""
     items_per_s: float | None
-    """Rate of all devices together, if the workload was measured."""
+    """Rate of all devices together, if the workload was benchmarked."""
     price_per_hour: float | None
     price_per_million_items: float | None
     reason: str

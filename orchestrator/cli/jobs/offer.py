@@ -35,10 +35,11 @@ def offer(
     checkpoint: Checkpoint = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Show where a job could run now: wait, measured speed and price for each candidate, pool and kind.
+    """Show where a job could run now: wait, speed and price for each candidate, pool and kind.
 
-    The best is first; the one that the planner would choose next is marked. It takes the arguments of `submit`, uses
-    the same planner as `explain`, and submits nothing.
+    The best is first; the one that the planner would choose next is marked. The speed names its source: a benchmark,
+    a job that reported it, a declaration, ended jobs or an estimate. It takes the arguments of `submit`, uses the same
+    planner as `explain`, and submits nothing.
     """
     from orchestrator.cli.jobs import job_arguments
     from orchestrator.client.client import connect

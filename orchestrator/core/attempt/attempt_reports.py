@@ -15,6 +15,7 @@ from orchestrator.core.controller.messages import Heartbeat, PartUnreadable
 from orchestrator.core.controller.nodes import Node, UntrackedAttempt
 from orchestrator.core.jobs import job_rates, progress
 from orchestrator.core.states import State
+from orchestrator.core.step_rates import StepRate
 from orchestrator.core.timing import NODE_SILENT_S, UNTRACKED_RETRY_S
 from workers.protocol.messages import AttemptStatus, RankEvent
 
@@ -120,7 +121,8 @@ def _apply_rank_event(draft: Draft, attempt: LiveAttempt, node: str, event: Rank
         draft.store_metrics(StoreReport(attempt.job, attempt.epoch, event.t, event.at, dict(event.data)))
         pace, record = progress.apply_report(draft, attempt, event.t, event.data), draft.records[attempt.job]
         if pace is not None and pace.rate is not None and record.live_attempt is not None:
-            job_rates.put_rate(draft, record, record.live_attempt, pace.rate, draft.now.wall_s)
+            rate = StepRate(pace.rate, attempt.job, draft.now.wall_s, pace.samples)
+            job_rates.put_rate(draft, record, record.live_attempt, rate)
         return replace(attempt, pace=pace)
     return attempt
 

@@ -22,6 +22,7 @@ from orchestrator.core.plan.options.gang import islands, too_few_nodes_reason
 from orchestrator.core.plan.options.host_memory import max_nodes_together
 from orchestrator.core.plan.options.placement_options import refusal_reasons, with_notes
 from orchestrator.core.plan.plan import plan
+from orchestrator.core.rate_source import UNMEASURED, best_rate
 from orchestrator.core.states import TERMINAL, WAITING, State
 from orchestrator.core.timing import duration_text
 
@@ -33,7 +34,7 @@ class CandidateExplanation:
     """Explanation of one candidate: ids of devices that could hold (part of) it now, other ids with the reason.
 
     The key "" of `refused` has reasons about the fleet as a whole, e.g. no island has enough nodes, or what the job
-    waits for. `measured` contains, by fitting devices id, the measured throughput of the job's workload on that kind.
+    waits for. `speed` contains, by fitting devices id, the rate of the job's workload on that kind, with its source.
     """
 
     candidate: int
@@ -44,7 +45,7 @@ class CandidateExplanation:
     pool: str
     fits: tuple[str, ...]
     refused: dict[str, str]
-    measured: dict[str, str] = field(default_factory=dict)
+    speed: dict[str, str] = field(default_factory=dict)
     exclusive: bool = False
 
 
@@ -174,10 +175,7 @@ def _explain_candidate(
     refused = {key: reason for (number, key), reason in why_not.items() if number == index}
     refused |= {key: f"{refused[key]}; {holder_text}" for key, holder_text in _holders(want, refused, snapshot).items()}
     fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
-    measured = {
-        name: snapshot.throughput.sentence(job, index, have.kind, snapshot.wall_s) for name, have in fits.items()
-    }
-    rates = measured if job.workload else {}
+    speed = {name: _speed(job, index, have.kind, snapshot) for name, have in fits.items()}
     return CandidateExplanation(
         index,
         want.kinds,
@@ -187,9 +185,15 @@ def _explain_candidate(
         want.pool,
         tuple(fits),
         refused,
-        rates,
+        speed if job.workload or job.work.hours else {},
         want.exclusive,
     )
+
+
+def _speed(job: Job, index: int, kind: str, snapshot: Snapshot) -> str:
+    want, took = job.candidates[index], snapshot.history.of(job)
+    rate = best_rate(job, index, kind, want.count * want.nodes, snapshot.throughput, took)
+    return rate.sentence(snapshot.wall_s) if rate else UNMEASURED
 
 
 def _holders(want: Candidate, refused: dict[str, str], snapshot: Snapshot) -> dict[str, str]:

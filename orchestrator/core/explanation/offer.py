@@ -15,8 +15,8 @@ from orchestrator.core.plan.exploration import Exploration
 from orchestrator.core.plan.options.placement_options import NO_DEVICES
 from orchestrator.core.plan.options.rates import Rates
 from orchestrator.core.plan.options.score import price_per_item, score
+from orchestrator.core.rate_source import UNMEASURED, WorkloadRate, best_rate
 from orchestrator.core.states import State
-from orchestrator.core.throughput import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class Offer:
     `min_count`. `wait` is `when` as text.
 
     `chosen`: the next plan would use it. `after` are the jobs that would have to stop; `ahead` is the number of jobs
-    earlier in the queue that accept these devices, too. `measured` is the rate of one device, `speed` its text;
-    `items_per_s` is for all devices, assuming linear scaling. `reason` is why it cannot start now. None: unknown.
+    earlier in the queue that accept these devices, too. `rate` is the best rate with its source, `speed` its
+    text; `items_per_s` is that of all devices by a benchmark, assuming linear scaling. `reason` is why it cannot start
+    now. None: unknown.
     """
 
     candidate: int
@@ -42,7 +43,7 @@ class Offer:
     after: tuple[str, ...]
     ahead: int
     speed: str
-    measured: Measured | None
+    rate: WorkloadRate | None
     items_per_s: float | None
     price_per_hour: float | None
     price_per_million_items: float | None
@@ -121,8 +122,9 @@ def _find_chosen(explanation: Explanation, evaluations: Iterable[PlaceEvaluation
 def _offer(job: Job, evaluation: PlaceEvaluation, snapshot: Snapshot, chosen: bool) -> Offer:
     option = evaluation.option
     have, want = option.nodes[0], job.candidates[option.candidate]
-    each = price_per_item(option, Rates.of(job, (option,), snapshot.throughput))
-    measured, devices = snapshot.throughput.of(job, option.candidate, have.kind), option.count * want.nodes
+    each, devices = price_per_item(option, Rates.of(job, (option,), snapshot.throughput)), option.count * want.nodes
+    measured = snapshot.throughput.of(job, option.candidate, have.kind)
+    rate = best_rate(job, option.candidate, have.kind, devices, snapshot.throughput, snapshot.history.of(job))
     return Offer(
         candidate=option.candidate,
         pool=have.pool,
@@ -136,8 +138,8 @@ def _offer(job: Job, evaluation: PlaceEvaluation, snapshot: Snapshot, chosen: bo
         allocation=evaluation.allocation,
         after=evaluation.after,
         ahead=evaluation.ahead,
-        speed=snapshot.throughput.sentence(job, option.candidate, have.kind, snapshot.wall_s),
-        measured=measured,
+        speed=rate.sentence(snapshot.wall_s) if rate else UNMEASURED,
+        rate=rate,
         items_per_s=measured.items_per_s * devices if measured else None,
         price_per_hour=have.price_per_hour * devices or None,
         price_per_million_items=each * 1e6 if each else None,

@@ -26,24 +26,24 @@ MAX_RATES = 64
 Data = Mapping[str, Any]
 
 
-def put_rate(draft: "Draft", record: Record, attempt: Attempt, steps_per_s: float, at_s: float) -> None:
-    """Store the rate of an attempt, as of `at_s` (wall clock). Tables are bounded, the newest entries remain."""
+def put_rate(draft: "Draft", record: Record, attempt: Attempt, rate: StepRate) -> None:
+    """Store the rate of an attempt of the job. Tables are bounded, the newest entries remain."""
     key = workload_key(record.job, attempt.candidate)
-    if key is None or not 0 < steps_per_s < float("inf"):
+    if key is None or not 0 < rate.steps_per_s < float("inf"):
         return
     rates, devices = draft.step_rates.get(key) or {}, (attempt.kind, devices_of(attempt))
     present = rates.get(devices)
-    if present is not None and 0 <= at_s - present.at_s < REFRESH_S and not _has_changed(present, record, steps_per_s):
+    if present is not None and 0 <= rate.at_s - present.at_s < REFRESH_S and not _has_changed(present, rate):
         return
-    others = [(at, rate) for at, rate in rates.items() if at != devices][-(MAX_RATES - 1) :]
+    others = [(at, other) for at, other in rates.items() if at != devices][-(MAX_RATES - 1) :]
     draft.step_rates.pop(key)  # the order of the table is that of its changes
-    draft.step_rates[key] = {**dict(others), devices: StepRate(steps_per_s, record.job.id, at_s)}
+    draft.step_rates[key] = {**dict(others), devices: rate}
     if len(draft.step_rates.current) > MAX_WORKLOADS:
         draft.step_rates.pop(next(iter(draft.step_rates)))
 
 
-def _has_changed(present: StepRate, record: Record, steps_per_s: float) -> bool:
-    return present.job == record.job.id and abs(steps_per_s / present.steps_per_s - 1) > CHANGE
+def _has_changed(present: StepRate, rate: StepRate) -> bool:
+    return present.job == rate.job and abs(rate.steps_per_s / present.steps_per_s - 1) > CHANGE
 
 
 def restore_rates(draft: "Draft", record: Record, rows: Iterable[Data]) -> None:
@@ -60,5 +60,6 @@ def restore_rates(draft: "Draft", record: Record, rows: Iterable[Data]) -> None:
             paces[epoch] = paces[epoch].reported(step, t, t) if epoch in paces else Pace(step, t, t, t)
             times_s[epoch] = t
     for epoch, pace in paces.items():
-        if (rate := pace.rate) is not None:
-            put_rate(draft, record, attempts[epoch], rate, min(times_s[epoch], draft.now.wall_s))
+        if (steps_per_s := pace.rate) is not None:
+            at_s = min(times_s[epoch], draft.now.wall_s)
+            put_rate(draft, record, attempts[epoch], StepRate(steps_per_s, record.job.id, at_s, pace.samples))

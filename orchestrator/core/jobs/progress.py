@@ -26,7 +26,7 @@ class Pace:
 
     `step` was reported at `t`, the rank's wall clock. `first_t` (same clock) and `first_s` (monotonic) are the times of
     the first report measured. `warm`: the first interval, which contains compilation, has ended. The rate is `steps`
-    divided by `seconds`, two sums in which older intervals weigh less.
+    divided by `seconds`, two sums over `samples` intervals, in which older ones weigh less.
     """
 
     step: int
@@ -36,6 +36,7 @@ class Pace:
     warm: bool = False
     steps: float = 0.0
     seconds: float = 0.0
+    samples: int = 0
 
     def reported(self, step: int, t: float, now_s: float) -> "Pace":
         """Return the pace after one more report. Measuring restarts if step or clock go back, or a clock was set."""
@@ -48,7 +49,7 @@ class Pace:
             return replace(self, step=step, t=t, warm=True)
         weight = 0.5 ** (took_s / HALF_LIFE_S)
         sums = self.steps * weight + made, self.seconds * weight + took_s
-        return replace(self, step=step, t=t, steps=sums[0], seconds=sums[1])
+        return replace(self, step=step, t=t, steps=sums[0], seconds=sums[1], samples=self.samples + 1)
 
     @property
     def rate(self) -> float | None:

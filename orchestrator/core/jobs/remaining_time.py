@@ -53,7 +53,7 @@ class Remaining:
         if self.source == "attained":
             return f"unknown; {_text(self.seconds)} assumed (attained)"
         speed = f" at {self.steps_per_s:.3g} steps/s" if self.steps_per_s else ""
-        of_other = f"; speed measured by job {self.speed_of}" if self.speed_of else ""
+        of_other = f"; speed reported by job {self.speed_of}" if self.speed_of else ""
         return f"about {_text(self.seconds)} left{speed} ({self.source}{of_other})"
 
 

@@ -138,7 +138,7 @@ def test_an_offer_shows_where_a_job_could_run_and_submits_nothing(here, live, fi
     done = here("offer", str(file))
     assert (done.returncode, done.stderr, live.specs) == (0, "", [])
     header, first, *others = (re.split(r"  +", line) for line in done.stdout.splitlines())
-    assert header[:6] == ["CHOSEN", "CANDIDATE", "POOL", "RESOURCES", "WAIT", "SPEED PER DEVICE"]
+    assert header[:6] == ["CHOSEN", "CANDIDATE", "POOL", "RESOURCES", "WAIT", "SPEED"]
     assert first[:6] == ["✓", "1", "cpu", "1 × cpu", "now", "unmeasured"]
     assert [row[2:5] for row in others] == [["ipex", "1 × cpu:ipex", "now"]]
     assert list((live.home / "packages").glob("*.zip")) == []

@@ -11,6 +11,7 @@ from orchestrator.core.jobs import job_rates
 from orchestrator.core.jobs.remaining_time import Evidence, Remaining, has_evidence, remaining
 from orchestrator.core.model import DeclaredWork, Progress
 from orchestrator.core.plan.plan import plan
+from orchestrator.core.rate_source import WorkloadRate
 from orchestrator.core.step.control import control_from_log
 from orchestrator.core.step.placement import snapshot
 from orchestrator.core.step_rates import StepRate
@@ -24,7 +25,7 @@ DIGITS = ("digits", "train", "fp32", 0, False)
 def reported(key=DIGITS, **rates):
     """By kind, the steps per second of one device."""
     kinds = {"cpu": CPU, "tpu": TPU, "h100": H100, "a100": A100}
-    places = {(kinds[name], 1): StepRate(rate, "first", 40.0) for name, rate in rates.items()}
+    places = {(kinds[name], 1): StepRate(rate, "first", 40.0, 5) for name, rate in rates.items()}
     return Throughput(step_rates={key: places})
 
 
@@ -76,7 +77,7 @@ def test_another_job_replaces_a_rate_once_a_minute_and_its_own_job_when_it_has_c
 
     def after(who, rate, after_s):
         with_rates = _Draft(first.control.step_rates)
-        job_rates.put_rate(with_rates, who, record.live_attempt, rate, 5e8 + after_s)
+        job_rates.put_rate(with_rates, who, record.live_attempt, StepRate(rate, who.job.id, 5e8 + after_s))
         return with_rates.step_rates[DIGITS]["cpu", 2]
 
     assert after(other, 30.0, 59.0) == StepRate(10.0, "first", 5e8)
@@ -89,7 +90,7 @@ def test_another_job_replaces_a_rate_once_a_minute_and_its_own_job_when_it_has_c
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
 def test_what_is_not_a_rate_is_not_kept(first, rate):
     record, empty = first.control.records["first"], _Draft({})
-    job_rates.put_rate(empty, record, record.live_attempt, rate, 5e8)
+    job_rates.put_rate(empty, record, record.live_attempt, StepRate(rate, "first", 5e8))
     assert empty.step_rates == {}
 
 
@@ -99,10 +100,14 @@ def test_the_tables_are_bounded_and_the_newest_stay(first, monkeypatch):
     record, draft = first.control.records["first"], _Draft({})
     for name in ("one", "two", "one", "three"):
         of = replace(record, job=replace(record.job, workload=name))
-        job_rates.put_rate(draft, of, record.live_attempt, 1.0 if name not in _names(draft) else 2.0, 5e8)
+        job_rates.put_rate(
+            draft, of, record.live_attempt, StepRate(1.0 if name not in _names(draft) else 2.0, "first", 5e8)
+        )
     assert _names(draft) == ["one", "three"]
     for kind in ("k1", "k2", "k1", "k3"):
-        job_rates.put_rate(draft, of, replace(record.live_attempt, kind=kind), 1.0, 5e8 + 100 * len(kind))
+        job_rates.put_rate(
+            draft, of, replace(record.live_attempt, kind=kind), StepRate(1.0, "first", 5e8 + 100 * len(kind))
+        )
     assert [kind for kind, _ in draft.step_rates["three", "train", "fp32", 0, False]] == ["k2", "k3"]
 
 
@@ -155,7 +160,7 @@ def test_a_later_job_of_the_workload_takes_as_long_as_the_rate_says(w):
     job = w.job("later", w.want("cpu"), workload="digits", work=DeclaredWork(steps=1000))
     found = remaining(job, CPU, 1, Evidence(reported(cpu=10.0)))
     assert found == Remaining(100.0, "declared", 10.0, "first")
-    assert found.sentence == "about 100 s left at 10 steps/s (declared; speed measured by job first)"
+    assert found.sentence == "about 100 s left at 10 steps/s (declared; speed reported by job first)"
     assert remaining(job, CPU, 2, Evidence(reported(cpu=10.0))).seconds == 50.0
     assert has_evidence(job, CPU, Evidence(reported(cpu=10.0)))
     assert not has_evidence(job, TPU, Evidence(reported(cpu=10.0)))
@@ -203,7 +208,7 @@ def test_throughput_takes_the_kind_where_another_job_was_fastest(w):
     devices = [w.devices("h"), w.devices("a", kind=A100, pool="a100")]
     where, why = placed(w, devices, reported(h100=10.0, a100=30.0))
     assert where == A100
-    assert "30 steps/s on one device, measured by job first 60 s ago; not benchmarked" in why
+    assert "30 steps/s on one device, reported by job first (5 reports) 60 s ago; not benchmarked" in why
     assert placed(w, devices, reported(h100=30.0, a100=10.0))[0] == H100
 
 
@@ -243,14 +248,16 @@ def test_times_of_ended_jobs_are_compared_through_a_kind_with_a_reported_rate(w)
     assert placed(w, [devices[1], devices[2]], reported(h100=10.0, a100=4.0), history=took)[0] == A100
 
 
-def test_explain_and_offer_say_which_job_measured_and_never_call_it_a_benchmark(w):
+def test_explain_and_offer_say_which_job_reported_and_never_call_it_a_benchmark(w):
     job = w.job("later", w.want("any"), objective="throughput", workload="digits")
     now = replace(w.snapshot([w.cpu(), w.ipex()], []), throughput=reported(cpu=10.0))
-    said = "10 steps/s on one device, measured by job first 60 s ago; not benchmarked"
+    said = "10 steps/s on one device, reported by job first (5 reports) 60 s ago; not benchmarked"
     [answer] = explain(job, now).candidates
-    assert answer.measured == {"cpu-0/cpu": said, "ipex-0/cpu:ipex": "unmeasured"}
+    assert answer.speed == {"cpu-0/cpu": said, "ipex-0/cpu:ipex": "unmeasured"}
     by_pool = {offer.pool: offer for offer in offers(job, now).offers}
-    assert (by_pool["cpu"].speed, by_pool["cpu"].measured, by_pool["cpu"].items_per_s) == (said, None, None)
+    assert (by_pool["cpu"].speed, by_pool["cpu"].items_per_s) == (said, None)
+    assert by_pool["cpu"].rate == WorkloadRate("reported", 10.0, "step", job="first", samples=5, at_s=40.0)
+    assert (by_pool["ipex"].speed, by_pool["ipex"].rate) == ("unmeasured", None)
 
 
 def test_a_job_that_runs_tells_the_next_one_of_its_workload(first, w):
@@ -260,4 +267,4 @@ def test_a_job_that_runs_tells_the_next_one_of_its_workload(first, w):
     first.submit(later)
     first.tick()
     [placed] = [event for event in first.events if event.event == "placed"]
-    assert "10 steps/s on 2 devices, measured by job first 0 s ago; not benchmarked" in placed.data["reason"]
+    assert "10 steps/s on 2 devices, reported by job first (1 report) 0 s ago; not benchmarked" in placed.data["reason"]

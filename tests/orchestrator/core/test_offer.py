@@ -9,6 +9,7 @@ from orchestrator.core.explanation.explain import explain
 from orchestrator.core.explanation.offer import Growth, Offer, Offers, offers
 from orchestrator.core.fleet.demand import example_nodes
 from orchestrator.core.plan.options.placement_options import NO_DEVICES
+from orchestrator.core.rate_source import WorkloadRate
 from orchestrator.core.throughput import Measured, Throughput
 
 GROWS = NodeGroup("h100", "h100", "nvidia", "nvidia:H100-80GB", 8, {"GPU": 8}, max_nodes=2, memory_bytes=80 * 2**30)
@@ -32,7 +33,8 @@ def test_a_row_has_all_that_is_known_of_a_place(w):
             Offer(
                 candidate=0, pool="h100", kind="nvidia:H100-80GB", count=2, min_count=2, nodes=1, when="now",
                 wait="now", chosen=True, allocation=(("a/nvidia:H100-80GB", (1, 2)),), after=(), ahead=0,
-                speed="measured 100 samples/s [98, 102] 60 s ago in bench-1", measured=measured, items_per_s=200.0,
+                speed="measured 100 samples/s [98, 102] 60 s ago in bench-1", items_per_s=200.0,
+                rate=WorkloadRate("benchmark", 100.0, "sample", 1, 98.0, 102.0, run="bench-1", at_s=40.0),
                 price_per_hour=7.2, price_per_million_items=10.0, reason="",
             ),
         ),

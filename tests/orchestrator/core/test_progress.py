@@ -55,6 +55,12 @@ def test_steps_that_go_back_begin_the_measurement_anew():
     assert paced((1, 0.0), (2, 1.0), (12, 2.0), (3, 3.0), (4, 4.0), (9, 5.0)).rate == 5.0
 
 
+def test_samples_of_the_rate_are_counted_without_those_of_the_first_interval():
+    assert paced((1, 0.0), (2, 60.0)).samples == 0
+    assert paced((1, 0.0), (2, 60.0), (12, 61.0), (12, 61.5), (22, 62.0)).samples == 2
+    assert paced((1, 0.0), (2, 1.0), (12, 2.0), (3, 3.0), (4, 4.0), (9, 5.0)).samples == 1, "since it began anew"
+
+
 def test_two_reports_of_one_step_or_of_one_moment_are_one():
     assert paced((1, 0.0), (2, 1.0), (2, 1.5), (4, 2.0)).rate == 2.0
     assert paced((1, 0.0), (2, 1.0), (3, 1.0), (4, 2.0)).rate == 2.0

@@ -9,6 +9,7 @@ from orchestrator.core.explanation.explain import explain
 from orchestrator.core.jobs.remaining_time import Evidence, has_evidence
 from orchestrator.core.model import Progress
 from orchestrator.core.plan.plan import plan
+from orchestrator.core.rate_source import WorkloadRate
 from orchestrator.core.throughput import Estimated, Measured, Throughput
 
 MEASURED = {"nvidia:A100-80GB": 1000, "nvidia:P100-16GB": 300, "tpu:v5e": 9000, "cpu": 1}
@@ -98,16 +99,15 @@ def test_explain_says_of_every_place_what_was_measured(w):
     job = w.job("j", w.want("any"), objective="throughput", workload="digits")
     snapshot = replace(w.snapshot([w.cpu(), w.ipex()], [job]), throughput=table(cpu=1000))
     [answer] = explain(job, snapshot).candidates
-    assert answer.measured == {
+    assert answer.speed == {
         "cpu-0/cpu": "measured 1,000 samples/s [980, 1,020] 60 s ago in bench-1",
         "ipex-0/cpu:ipex": "unmeasured",
     }
 
 
 @pytest.mark.parametrize(("age_s", "words"), [(5, "5 s ago"), (600, "10 min ago"), (7300, "2 h ago"), (200_000, "2 d")])
-def test_an_age_is_told_in_one_unit(w, age_s, words):
-    measured = Throughput({("digits", "train", "cpu", "fp32"): rate(1.0, at_s=0.0)})
-    assert words in measured.sentence(w.job("j", w.want("cpu"), workload="digits"), 0, "cpu", age_s)
+def test_an_age_is_told_in_one_unit(age_s, words):
+    assert words in WorkloadRate("benchmark", 1.0, "sample", low=1.0, high=1.0, run="b", at_s=0.0).sentence(age_s)
 
 
 def test_what_is_estimated_decides_where_nobody_measured_and_is_told_as_an_estimate(w, placed):
@@ -173,7 +173,6 @@ def test_a_move_is_never_made_for_an_estimate(w):
         (1.23456e9, "1,235,000,000"),
     ],
 )
-def test_rates_are_told_with_four_digits_and_without_an_exponent(w, rate, told):
-    job = w.job("j", w.want("any"), workload="digits")
-    rates = Throughput({("digits", "train", "cpu", "fp32"): Measured(rate, rate, rate, "sample", "bench-1", 0.0)})
-    assert rates.sentence(job, 0, "cpu", 0.0).startswith(f"measured {told} samples/s [{told}, {told}]")
+def test_rates_are_told_with_four_digits_and_without_an_exponent(rate, told):
+    known = WorkloadRate("benchmark", rate, "sample", low=rate, high=rate, run="bench-1", at_s=0.0)
+    assert known.sentence(0.0) == f"measured {told} samples/s [{told}, {told}] 0 s ago in bench-1"

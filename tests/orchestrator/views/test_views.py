@@ -20,6 +20,7 @@ from cluster.catalogue.device_metrics import LIVE_METRICS
 from cluster.input.folder_entries import FolderEntry
 from cluster.types import Device, DeviceUse, Finding, NodeFacts, Notice
 from orchestrator.benchmark.suite import BenchmarkRequest
+from orchestrator.core import rate_source
 from orchestrator.core.explanation.explain import CandidateExplanation, Explanation
 from orchestrator.core.explanation.offer import Offer, Offers
 from orchestrator.core.explanation.offer_plan import When
@@ -28,8 +29,8 @@ from orchestrator.core.fleet.leaked_devices import Leak
 from orchestrator.core.jobs import remaining_time
 from orchestrator.core.model import Policy, Start
 from orchestrator.core.plan.options.quota import Holding
+from orchestrator.core.rate_source import WorkloadRate
 from orchestrator.core.states import State
-from orchestrator.core.throughput import Measured
 from orchestrator.runtime.agents.ray_calls import Blocked
 from orchestrator.runtime.benchmarks.job_requests import JobRequest
 from orchestrator.runtime.controller.inbox import Repair
@@ -78,7 +79,7 @@ RESTATED: dict[type, tuple[Any, set[str]]] = {
     Explanation: (plans.ExplanationView, set()),
     Start: (plans.StartView, {"allocation", "allocations"}),
     OtherJob: (plans.OtherJobView, set()),
-    Measured: (plans.MeasuredView, {"at_s", "measured_at"}),
+    WorkloadRate: (plans.RateView, {"at_s", "updated_at"}),
     Offer: (plans.OfferView, {"allocation", "allocations"}),
     Offers: (plans.OffersView, set()),
     ControllerHealth: (server.ControllerHealthView, set()),
@@ -157,6 +158,7 @@ def test_the_load_of_a_device_has_the_metrics_that_agents_send():
 def test_words_with_fixed_values_are_those_of_the_code():
     assert get_args(jobs.JobState) == tuple(map(str, State))
     assert get_args(plans.OfferWhen) == tuple(map(str, When))
+    assert get_args(plans.RateSource) == get_args(rate_source.Source)
     assert get_args(get_type_hints(jobs.ProgressView)["left_from"]) == get_args(remaining_time.Source)
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.model import Job
 from orchestrator.core.plan.options.gang import PlacementOption
+from orchestrator.core.rate_source import UNMEASURED, from_benchmark, from_durations, from_estimate, from_step_rates
 from orchestrator.core.step_rates import nearest_rate
 from orchestrator.core.throughput import History, Throughput
-from orchestrator.core.timing import duration_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,15 @@ class Rates:
         return self.observed_rate(option) is None and self.best is not None and self.expected(option) > self.best
 
     def sentence(self, option: PlacementOption, now_s: float) -> str:
-        """Describe the rate of one device like `Throughput.sentence`; if unmeasured, the duration of ended jobs."""
-        kind = option.nodes[0].kind
-        text = self.throughput.sentence(self.job, option.candidate, kind, now_s)
-        if text == "unmeasured" and (took := self.durations.get(kind)):
-            return f"jobs of this workload took about {duration_text(took)} on one device here"
-        return text
+        """Describe the rate that orders this option, with its source; "unmeasured" if there is none."""
+        kind, devices = option.nodes[0].kind, _devices(option)
+        rate = (
+            from_benchmark(self.job, option.candidate, kind, self.throughput)
+            or from_step_rates(self.job, option.candidate, kind, devices, self.throughput)
+            or from_durations(kind, self.durations)
+            or from_estimate(self.job, option.candidate, kind, self.throughput)
+        )
+        return rate.sentence(now_s) if rate else UNMEASURED
 
 
 def _steps_per_s(job: Job, candidate: int, kind: str, devices: int, throughput: Throughput) -> float:

@@ -6,6 +6,7 @@ from orchestrator.core.model import Job
 from orchestrator.core.plan.options.fit import is_named
 from orchestrator.core.plan.options.gang import PlacementOption, count_missing, is_far
 from orchestrator.core.plan.options.rates import Rates
+from orchestrator.core.rate_source import UNMEASURED
 
 WANTS_SPEED = frozenset({"throughput", "finish_time", "deadline"})
 
@@ -73,7 +74,7 @@ def reason(job: Job, option: PlacementOption, rates: Rates, now_s: float) -> str
     if job.objective == "energy":
         return f"{which}{where}, {_energy(option, rates, rate_text)}"
     if job.objective in WANTS_SPEED:
-        why = rate_text if rate_text != "unmeasured" else "the tightest fit: throughput of this job is unmeasured"
+        why = rate_text if rate_text != UNMEASURED else "the tightest fit: throughput of this job is unmeasured"
         return f"{which}{where}, {why}{EXPLORATION_NOTE if rates.is_exploration(option) else ''}"
     return f"{which}{where}, the tightest fit"
 
