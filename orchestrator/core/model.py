@@ -245,7 +245,9 @@ class Progress:
 
     `rates` are steps per second by (kind, devices), a mean in which newer reports weigh more. `ran_s` are the
     device-seconds of all ended attempts, `ran_on` the same by kind. `starts_s` is the time of the newest attempt from
-    placement to its first report, 0 if unknown. While no attempt is live, `step` is where the next one resumes.
+    placement to its first report, 0 if unknown. `stops_s` is the time of the newest stop from the request to save to
+    the end, plus the progress lost since the checkpoint; 0 if none was stopped. While no attempt is live, `step` is
+    where the next one resumes.
     """
 
     step: int = 0
@@ -255,6 +257,7 @@ class Progress:
     ran_s: float = 0.0
     starts_s: float = 0.0
     ran_on: Mapping[str, float] = field(default_factory=dict)
+    stops_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,12 +197,13 @@ def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
     """Store the end of the attempt, release its reservation, and let its nodes remove its files."""
     if draft.records[attempt.job].job.state is State.STARTING and _has_run(attempt):
         draft.event(attempt.job, "started", attempt.epoch)  # it ended before a status showed it running
-    record = draft.records[attempt.job]
+    record, stop_took_s = draft.records[attempt.job], None
     if record.job.state is State.CANCELLED:
         draft.event(attempt.job, "released", attempt.epoch, outcome="cancelled", reason=record.reason)
     else:
         stop_reason = record.reason if record.job.state is State.SAVING else ""
         ended, decisive = combine(attempt, record.attempts[-1].candidate, stop_reason)
+        stop_took_s = _stop_took_s(attempt, draft.now.s) if ended.state == "preempted" else None
         decision = retry.decide_retry(record.job, ended)
         failure = decisive.failure.to_plain() if decisive.failure else None
         details = {"outcome": ended.state, "result": result_of(attempt), "failure": failure}
@@ -212,10 +213,16 @@ def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
         if (until_s := decision.pause_s + (fence.since_s if fence else draft.now.s)) > draft.now.s:
             draft.paused_until_s[attempt.job] = until_s
     move(draft, attempt.job, "concluded")
-    progress.attempt_ended(draft, attempt.job)
+    progress.attempt_ended(draft, attempt.job, stop_took_s)
     draft.pending_releases[attempt.allocation_name] = PendingRelease(attempt.key, draft.now.s)
     for rank, part in enumerate(attempt.parts):
         _put_untracked(draft, attempt.part_key(rank), part)
+
+
+def _stop_took_s(attempt: LiveAttempt, now_s: float) -> float | None:
+    """Return the seconds since the first request to its nodes to let it save and stop, None without one."""
+    requested_s = [request.since_s for request in attempt.stop_requests.values() if request.how == "preempt"]
+    return now_s - min(requested_s) if requested_s else None
 
 
 def _has_run(attempt: LiveAttempt) -> bool:

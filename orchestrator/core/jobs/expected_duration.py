@@ -60,9 +60,11 @@ def tier(job: Job, snapshot: Snapshot) -> int:
 
 
 def restart_s(job: str, snapshot: Snapshot) -> float:
-    """Return the cost of a start or move: seconds from placement to the first step."""
+    """Return the cost of a stop and a new start: seconds to save, progress lost since the checkpoint, and seconds from
+    the placement to the first step, which include copying the checkpoint. RESTART_S until a start was measured.
+    """
     progress = snapshot.progress.get(job)
-    return progress.starts_s if progress and progress.starts_s else RESTART_S
+    return progress.starts_s + progress.stops_s if progress and progress.starts_s else RESTART_S
 
 
 def slack_s(job: Job, wall_s: float, remaining_s: float) -> float:

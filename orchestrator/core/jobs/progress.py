@@ -75,15 +75,30 @@ def apply_report(draft: "Draft", live_attempt: "LiveAttempt", t: float, data: Da
     return pace
 
 
-def attempt_ended(draft: "Draft", job: str) -> None:
-    """Set the job's progress to its checkpoint after an attempt has ended, since a next attempt resumes there."""
+def attempt_ended(draft: "Draft", job: str, stop_took_s: float | None = None) -> None:
+    """Set the job's progress to its checkpoint after an attempt has ended, since a next attempt resumes there.
+
+    `stop_took_s`: seconds from the request to save and stop to its end, None if it ended otherwise.
+    """
     record = draft.records.get(job)
     if record is not None:
         progress = draft.progress.get(job) or Progress()
+        stops_s = progress.stops_s if stop_took_s is None else stop_took_s + _lost_s(record, progress)
         device_seconds = device_seconds_by_kind(record.attempts)
         draft.progress[job] = replace(
-            progress, step=resume_step(record), ran_on=device_seconds, ran_s=sum(device_seconds.values())
+            progress,
+            step=resume_step(record),
+            ran_on=device_seconds,
+            ran_s=sum(device_seconds.values()),
+            stops_s=stops_s,
         )
+
+
+def _lost_s(record: Record, progress: Progress) -> float:
+    """Return the seconds of progress since the newest checkpoint, at the rate of the last attempt; 0 if unknown."""
+    last = record.attempts[-1]
+    rate = progress.rates.get((last.kind, devices_of(last)), 0.0)
+    return max(0, progress.step - resume_step(record)) / rate if rate else 0.0
 
 
 def progress_of(record: Record, newest: Data, now_s: float) -> Progress:

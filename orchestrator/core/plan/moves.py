@@ -1,8 +1,8 @@
 """Decide which running jobs may be stopped or moved for a better use of the fleet, and give the reason.
 
-Only trainings are stopped or moved that have a checkpoint, have run for longer than their start took, and have no limit
-of interruptions. One stops for a job of the same priority if the policy gains more by that than it costs, and moves if
-it would then end earlier by more than the move takes.
+Only trainings are stopped or moved that have a checkpoint, have run for longer than their restart costs, may be
+preempted, and have no limit of interruptions. One stops for a job of the same priority if the policy gains more by that
+than it costs, and moves if it would then end earlier by more than the move takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ none starves.
 """
 
 MIN_RUN_FACTOR = 2.0
-"""A job may move only after this many times the duration of its start."""
+"""A job may move only after this many times the cost of its restart."""
 
 MIN_GAIN = 0.1
 """Least fraction of a job's remaining time that a move has to save beyond its cost."""

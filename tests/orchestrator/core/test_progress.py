@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.controller.messages import ClusterJoined, Now
+from orchestrator.core.controller.messages import ClusterJoined, DrainRequested, Now, StopAnswered
+from orchestrator.core.jobs.expected_duration import restart_s
 from orchestrator.core.jobs.fold import Attempt
 from orchestrator.core.jobs.progress import Pace, device_seconds_by_kind
 from orchestrator.core.model import Progress
@@ -142,6 +143,29 @@ def test_after_an_attempt_its_device_seconds_count_and_the_next_goes_on_from_the
     told = c.control.progress["j"]
     assert c.state("j") == "RECOVERING"
     assert (told.step, told.ran_s, dict(told.ran_on), dict(told.rates)) == (7, 80.0, {"cpu": 80.0}, {("cpu", 2): 7.0})
+
+
+def test_what_a_stop_costs_is_the_time_to_save_and_the_progress_since_the_checkpoint(running, t):
+    """Steps 8 and 9 are lost, at seven steps per second; saving takes four seconds, the start took 25."""
+    c = running
+    c.wall_s = 5e8 + 25
+    c.hear("a", reports(t, (1, 5e8 + 25), (2, 5e8 + 26), (9, 5e8 + 27)))
+    saved = RankEvent("checkpoint", 0, 5e8, 50, {"path": "/store/j/step-7", "step": 7})
+    c.hear("a", t.report("j", 1, 0, "running", saved, cursor=50))
+    c.tell(DrainRequested("a", now=True))
+    assert c.state("j") == "SAVING"
+    c.tell(StopAnswered("a", "j", 1, "preempt"))
+    c.hear("a", t.ended("j", 1, state="preempted"), after_s=4.0)
+    told = c.control.progress["j"]
+    assert (told.starts_s, told.stops_s) == (25.0, pytest.approx(4.0 + 2 / 7))
+    assert restart_s("j", snapshot(c.control, Now(c.s), Throughput())) == pytest.approx(29.0 + 2 / 7)
+
+
+def test_an_attempt_that_was_lost_says_nothing_of_what_a_stop_costs(running, t):
+    c = running
+    c.hear("a", reports(t, (1, 5e8), (2, 5e8 + 1), (9, 5e8 + 2)))
+    c.hear("a", t.ended("j", 1, state="lost", kind="lost"), after_s=4.0)
+    assert c.control.progress["j"].stops_s == 0.0
 
 
 def test_a_job_that_ended_has_no_progress(running, t):
