@@ -23,6 +23,7 @@ ARRIVES: dict[str, tuple[dict[str, Any], Any, str, Any]] = {
     "seed": (TRAIN, 7, "seed", 7),
     "priority": (TRAIN, 3, "priority", 3),
     "project": (TRAIN, "vision", "project", "vision"),
+    "preemptible": (TRAIN, False, "preemptible", False),
     "weight": (TRAIN, 2.5, "weight", 2.5),
     "objective": (TRAIN, "cost", "objective", "cost"),
     "deadline": (TRAIN, 60, "deadline_s", 67.0),

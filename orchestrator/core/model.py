@@ -126,7 +126,7 @@ class Job:
     `replicas`: number of copies of its newest checkpoint on other machines (step/checkpoint_replication.py).
     `refusals`: number of launches in a row that did not start any rank.
     `weight` is its value relative to jobs of equal priority, `project` the owner of its quota, `deadline_s` by the wall
-    clock, 0 for none; `work` is its size.
+    clock, 0 for none; `work` is its size. `preemptible`: it may be stopped for other jobs.
     `first_candidate` is where the search starts: 0, or one past the candidate whose attempt failed (jobs/retry.py).
     `avoid` names the nodes of a failed attempt; other nodes come first. `backend` is that of its newest attempt.
     `floor`: the highest epoch that a node or fence has recorded for it, if above `epoch`; an epoch is never used twice.
@@ -158,6 +158,7 @@ class Job:
     project: str = ""
     deadline_s: float = 0.0
     work: DeclaredWork = field(default_factory=DeclaredWork)
+    preemptible: bool = True
     number: int = 0
     state: State = State.PENDING
     epoch: int = 0

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, field_validator, model_validator
+from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
 from cluster.errors import SpecError, UserError, nearest
 from cluster.input import strict_yaml
@@ -94,6 +94,10 @@ class JobSpec(Model):
     """Seed of all random number streams: `ctx.seed`."""
 
     priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
+    preemptible: StrictBool = True
+    """false: the job is never stopped or moved for another job, whatever its priority, and its project borrows no
+    devices for it. It still stops if it is cancelled or migrated, or if its node is drained or shut down."""
+
     project: f.ProjectName = ""
     """Project whose quota the job uses, as named in the fleet file."""
 

@@ -163,6 +163,7 @@ def _running(record: Record, attempt: Attempt) -> Running:
         min(HIGHEST, job.priority + attempt.aged),
         job.number,
         attempt.allocation,
+        preemptible=job.preemptible,
         stopping=job.state not in WORKING,
         spec=job,
         candidate=attempt.candidate,

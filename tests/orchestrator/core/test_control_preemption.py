@@ -164,6 +164,14 @@ def test_a_waiting_job_that_may_not_cross_vendors_is_not_moved_to_where_it_never
     assert c.tell(m.MigrateRequested("j", ("any",)))[0] == [("j", "migrated", 1)]
 
 
+def test_a_job_that_may_not_be_stopped_keeps_its_device_from_one_of_higher_priority(c, w):
+    c.node("a")
+    c.run(w.job("pinned", w.want("cpu"), preemptible=False))
+    c.submit(w.job("urgent", w.want("cpu"), priority=5))
+    assert c.tick() == ([], [])
+    assert (c.state("pinned"), c.state("urgent")) == ("RUNNING", "PENDING")
+
+
 def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
     from workers.protocol.messages import RankEvent
 

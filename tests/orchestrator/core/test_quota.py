@@ -24,7 +24,14 @@ def fleet(w):
     def made(jobs, held=(), projects=None, **more):
         node = w.devices("a", 4, free=range(len(held), 4))
         running = [
-            w.running(job.id, (node.id, (n,)), priority=job.priority, order=job.number, spec=job)
+            w.running(
+                job.id,
+                (node.id, (n,)),
+                priority=job.priority,
+                order=job.number,
+                spec=job,
+                preemptible=job.preemptible,
+            )
             for n, job in enumerate(held)
         ]
         return w.snapshot([node], jobs, running, projects=projects or {"vision": VISION}, **more)
@@ -83,6 +90,26 @@ def test_a_start_that_borrows_says_so(w, fleet):
     assert "borrows" not in first.reason + second.reason
     told = "; borrows 1 beyond the 2 nvidia:H100 of project vision: other projects may reclaim them"
     assert third.reason.endswith(told)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_job_that_may_not_be_stopped_does_not_borrow_since_it_could_not_give_back(w, fleet, policy):
+    borrows = {"vision": replace(VISION, borrow=True)}
+    pinned = jobs(w, 3, "pinned", preemptible=False)
+    borrower = w.job("borrower", number=9, project="vision")
+    decided = plan(fleet([*pinned, borrower], projects=borrows, policy=policy))
+    assert sorted(start.job for start in decided.start) == ["borrower", "pinned1", "pinned2"]
+    why = "project vision holds 2 of its 2 nvidia:H100, and a job with preemptible: false may not borrow"
+    assert why in decided.why_not["pinned3"][0, f"a/{KIND}"]
+
+
+def test_of_a_project_beyond_its_quota_those_that_may_be_stopped_are_the_borrowers(w, fleet):
+    projects = {"vision": replace(VISION, borrow=True), "speech": Project({"nvidia": 1})}
+    held = [*jobs(w, 1, "pinned", preemptible=False), *jobs(w, 3, "r", priority=5)]
+    decided = plan(fleet([w.job("own", number=9, project="speech")], held, projects))
+    assert [(p.victim, p.job) for p in decided.preempt] == [("r3", "own")]
+    full = plan(fleet([w.job("own", number=9, project="speech")], jobs(w, 4, "pinned", preemptible=False), projects))
+    assert full.preempt == ()
 
 
 @pytest.mark.parametrize("borrow", [False, True])

@@ -293,6 +293,7 @@ def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks()
         ({"recovery": {"on_disconnect": "retry"}}, "recovery.on_disconnect", "valid: restart, wait, stop"),
         ({"recovery": {"cross_vendor": "no"}}, "recovery.cross_vendor", "boolean"),
         ({"recovery": {"retry_exit_codes": [0]}}, "recovery.retry_exit_codes.0", "greater than or equal to 1"),
+        ({"preemptible": "never"}, "preemptible", "must be a valid boolean"),
         ({"weight": 0}, "weight", "greater than or equal to 0.01, got 0"),
         ({"weight": 101}, "weight", "less than or equal to 100"),
         ({"weight": float("nan")}, "weight", "must be a finite number"),

@@ -151,7 +151,7 @@ class FreeCapacity:
     def _shape_key(self, job: Job) -> tuple[object, ...]:
         vendor = "" if job.recovery.cross_vendor else job.backend
         wants = tuple([request_key(want) for want in job.candidates])
-        project = job.project if job.project in self.quota.projects else ""
+        project = (job.project, job.preemptible) if job.project in self.quota.projects else ""
         key = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
         return (job.priority, job.objective, project, vendor, *key, wants)
 

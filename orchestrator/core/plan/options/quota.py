@@ -36,7 +36,8 @@ class Quota:
 
     def __init__(self, projects: Mapping[str, Project], running: Iterable[Running]):
         self.projects, self.is_lending = projects, False
-        attempts = sorted(running, key=lambda r: (-r.priority, r.order, r.job)) if projects else []
+        # What may not be stopped comes first: it cannot be returned, so others are the borrowers.
+        attempts = sorted(running, key=lambda r: (r.preemptible, -r.priority, r.order, r.job)) if projects else []
         self._held, self._freeing, self._reserved = DeviceCounts(), DeviceCounts(), DeviceCounts()
         self._reserved_for: dict[str, DeviceCounts] = {}
         self.borrowed = frozenset(r.job for r in attempts if self._add_and_check(r))
@@ -66,7 +67,9 @@ class Quota:
             message += f" ({limit.reserved} more reserved for {first}, which is ahead in the queue)"
         elif limit.held < limit.most:
             message += f", but the job needs {devices}"
-        return message + ("" if self.projects[job.project].borrow else ", and the project may not borrow")
+        if not self.projects[job.project].borrow:
+            return f"{message}, and the project may not borrow"
+        return message + ("" if job.preemptible else ", and a job with preemptible: false may not borrow")
 
     def minimum_refusal(self, job: Job, want: Candidate, have: Devices) -> str:
         """Return `refusal_reason` for the smallest number of devices with which the candidate runs there."""
@@ -121,7 +124,8 @@ class Quota:
         return any(project.borrow for project in self.projects.values())
 
     def may_borrow(self, job: Job) -> bool:
-        return job.project in self.projects and self.projects[job.project].borrow
+        """Return True if the job may exceed its project's quota; what it borrows must be returned, so it must stop."""
+        return job.preemptible and job.project in self.projects and self.projects[job.project].borrow
 
     def counts_against(self, job: Job, attempt: Running, kind: str) -> bool:
         """Return True if the attempt holds devices that count against a quota of the job's project for this kind."""
