@@ -142,6 +142,9 @@ class OfferView(TypedDict):
     """Jobs that would have to stop."""
     ahead: int
     """Number of jobs earlier in the queue that accept these devices, too."""
+    earliest_start_s: float | None
+    """Expected seconds until running jobs have freed enough devices, 0 if it can start now. Jobs ahead may take them
+    first. Null if the remaining time of these jobs is a guess, or if other causes decide."""
     speed: str
     """The rate as text, with its source."""
     rate: RateView | None

@@ -17,6 +17,7 @@ from orchestrator.core.plan.options.rates import Rates
 from orchestrator.core.plan.options.score import price_per_item, score
 from orchestrator.core.rate_source import UNMEASURED, WorkloadRate, best_rate
 from orchestrator.core.states import State
+from orchestrator.core.timing import duration_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Offer:
     `min_count`. `wait` is `when` as text.
 
     `chosen`: the next plan would use it. `after` are the jobs that would have to stop; `ahead` is the number of jobs
-    earlier in the queue that accept these devices, too. `rate` is the best rate with its source, `speed` its
+    earlier in the queue that accept these devices, too. `earliest_start_s`: expected seconds until running jobs have
+    freed enough, without the jobs ahead. `rate` is the best rate with its source, `speed` its
     text; `items_per_s` is that of all devices by a benchmark, assuming linear scaling. `reason` is why it cannot start
     now. None: unknown.
     """
@@ -42,6 +44,7 @@ class Offer:
     allocation: Allocation
     after: tuple[str, ...]
     ahead: int
+    earliest_start_s: float | None
     speed: str
     rate: WorkloadRate | None
     items_per_s: float | None
@@ -138,6 +141,7 @@ def _offer(job: Job, evaluation: PlaceEvaluation, snapshot: Snapshot, chosen: bo
         allocation=evaluation.allocation,
         after=evaluation.after,
         ahead=evaluation.ahead,
+        earliest_start_s=evaluation.earliest_s,
         speed=rate.sentence(snapshot.wall_s) if rate else UNMEASURED,
         rate=rate,
         items_per_s=measured.items_per_s * devices if measured else None,
@@ -154,12 +158,16 @@ def _wait_text(evaluation: PlaceEvaluation) -> str:
             return f"after {', '.join(evaluation.after)} {stop} (lower priority)"
         case When.NEW_NODE:
             return "a node is started for it"
-        case When.WAITS if evaluation.ahead:
-            return f"behind {evaluation.ahead} job{'s' if evaluation.ahead > 1 else ''}"
         case When.WAITS:
-            return "after running jobs end"
+            ahead = f"behind {evaluation.ahead} job{'s' if evaluation.ahead > 1 else ''}"
+            return f"{ahead if evaluation.ahead else 'after running jobs end'}{_earliest_text(evaluation)}"
         case When.CLOSED:
             return "once a node there takes jobs"
         case When.NEVER | When.NOT_REQUESTED:
             return "never here"
     return "now"
+
+
+def _earliest_text(evaluation: PlaceEvaluation) -> str:
+    """Return the expected wait, "" if it is unknown or not for running jobs."""
+    return f", in about {duration_text(evaluation.earliest_s)} at the earliest" if evaluation.earliest_s else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from orchestrator.core.controller.scaling import NodeGroup
+from orchestrator.core.explanation.offer_wait import earliest_start_s
 from orchestrator.core.fleet.demand import demand
 from orchestrator.core.model import Candidate, Devices, Job, Plan, Snapshot
 from orchestrator.core.plan.options.capacity import request_key
@@ -46,7 +47,9 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PlaceEvaluation:
-    """Result for one place. `option` is what the job would get, or the request itself if no node suits."""
+    """Result for one place. `option` is what the job would get, or the request itself if no node suits. `earliest_s` as
+    in offer_wait.py.
+    """
 
     option: PlacementOption
     when: When
@@ -55,6 +58,7 @@ class PlaceEvaluation:
     after: tuple[str, ...] = ()
     ahead: int = 0
     reason: str = ""
+    earliest_s: float | None = None
 
 
 class PlaceEvaluator:
@@ -85,15 +89,16 @@ class PlaceEvaluator:
             granted = PlacementOption(
                 index, len(start.allocation[0][1]), tuple(by_id[devices_id] for devices_id, _ in start.allocation)
             )
-            return PlaceEvaluation(granted, When.NOW, granted.count, start.allocation)
+            return PlaceEvaluation(granted, When.NOW, granted.count, start.allocation, earliest_s=0.0)
         after = tuple(p.victim for p in next_plan.preempt if p.job == restricted.id)
         when, reason = (When.PREEMPTS, "") if after else self._waiting_state(snapshot, next_plan, suitable)
         why = next_plan.why_not[restricted.id]
         plan_reason = why.get((0, "")) or next((why[0, have.id] for have in suitable if (0, have.id) in why), "")
         ahead = self._count_rivals(next_plan, suitable)
         possible = _option(index, want, suitable)
+        earliest_s = earliest_start_s(want, suitable, self._snapshot) if when is When.WAITS else None
         return PlaceEvaluation(
-            possible, when, minimum_count(want, suitable[0]), (), after, ahead, reason or plan_reason
+            possible, when, minimum_count(want, suitable[0]), (), after, ahead, reason or plan_reason, earliest_s
         )
 
     def _restricted_to(self, want: Candidate, devices_there: Devices) -> tuple[Job, Snapshot]:

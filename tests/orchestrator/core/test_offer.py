@@ -8,6 +8,7 @@ from orchestrator.core.controller.scaling import NodeGroup
 from orchestrator.core.explanation.explain import explain
 from orchestrator.core.explanation.offer import Growth, Offer, Offers, offers
 from orchestrator.core.fleet.demand import example_nodes
+from orchestrator.core.model import Progress
 from orchestrator.core.plan.options.placement_options import NO_DEVICES
 from orchestrator.core.rate_source import WorkloadRate
 from orchestrator.core.throughput import Measured, Throughput
@@ -33,6 +34,7 @@ def test_a_row_has_all_that_is_known_of_a_place(w):
             Offer(
                 candidate=0, pool="h100", kind="nvidia:H100-80GB", count=2, min_count=2, nodes=1, when="now",
                 wait="now", chosen=True, allocation=(("a/nvidia:H100-80GB", (1, 2)),), after=(), ahead=0,
+                earliest_start_s=0.0,
                 speed="measured 100 samples/s [98, 102] 60 s ago in bench-1", items_per_s=200.0,
                 rate=WorkloadRate("benchmark", 100.0, "sample", 1, 98.0, 102.0, run="bench-1", at_s=40.0),
                 price_per_hour=7.2, price_per_million_items=10.0, reason="",
@@ -89,6 +91,51 @@ def test_devices_that_are_busy_are_waited_for_and_a_lower_priority_stops(w):
         "waits for 1 device on b/tpu:v5e, held by same",
     )
     assert found.offers[0].wait == "after low stops (lower priority)"
+
+
+def trained(w, name, *leases, left_s=None, **more):
+    """Running attempt of a job, and its progress: at one step per second, or nothing is known of it."""
+    known = Progress(0, int(left_s), rates={("nvidia:H100-80GB", 1): 1.0}) if left_s else Progress()
+    return w.running(name, *leases, spec=w.job(name), **more), {name: known}
+
+
+def wait(w, job, *attempts, fleet=None):
+    running, progress = [attempt for attempt, _ in attempts], {}
+    for _, known in attempts:
+        progress |= known
+    fleet = fleet or [w.devices("a", 2, free=())]
+    [found, *_] = offers(job, w.snapshot(fleet, [], running, progress=progress)).offers
+    return found.earliest_start_s, found.wait
+
+
+def test_a_wait_for_running_jobs_has_the_time_after_which_enough_of_them_have_ended(w):
+    both = [
+        trained(w, "r", ("a/nvidia:H100-80GB", (0,)), left_s=2400),
+        trained(w, "s", ("a/nvidia:H100-80GB", (1,)), left_s=600),
+    ]
+    assert wait(w, w.job("j"), *both) == (600.0, "after running jobs end, in about 10 min at the earliest")
+    assert wait(w, w.job("j", count=2), *both) == (2400.0, "after running jobs end, in about 40 min at the earliest")
+
+
+def test_a_wait_for_jobs_of_which_nothing_is_known_has_no_time(w):
+    known = trained(w, "r", ("a/nvidia:H100-80GB", (0,)), left_s=2400)
+    guessed = trained(w, "s", ("a/nvidia:H100-80GB", (1,)))
+    assert wait(w, w.job("j", count=2), known, guessed) == (None, "after running jobs end")
+    assert wait(w, w.job("j"), known, guessed)[0] == 2400.0, "one of them is enough"
+
+
+def test_a_gang_waits_for_the_last_of_the_nodes_that_it_needs(w):
+    fleet = [w.devices(name, 1, free=()) for name in "abc"]
+    held = [trained(w, f"r{n}", (have.id, (0,)), left_s=600 * (n + 1)) for n, have in enumerate(fleet)]
+    gang = w.job("j", w.want(nodes=2))
+    assert wait(w, gang, *held, fleet=fleet)[0] == 1200.0
+    closed = [replace(fleet[0], schedulable=False, reason="drained"), *fleet[1:]]
+    assert wait(w, gang, *held, fleet=closed)[0] == 1800.0
+
+
+def test_an_attempt_that_is_stopping_frees_its_devices_at_once(w):
+    stopping = trained(w, "r", ("a/nvidia:H100-80GB", (0, 1)), stopping=True)
+    assert wait(w, w.job("j"), stopping) == (0.0, "after running jobs end")
 
 
 def test_jobs_ahead_that_take_the_same_devices_are_counted(w):
