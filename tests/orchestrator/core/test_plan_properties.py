@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.core.explanation.explain import explain
 from orchestrator.core.explanation.offer import offers
 from orchestrator.core.jobs import retry
+from orchestrator.core.jobs.expected_duration import expectation, restart_s
 from orchestrator.core.jobs.fold import apply, ended, fold, placed, running, submitted
 from orchestrator.core.model import (
     Candidate,
@@ -305,6 +306,7 @@ def check_any_policy(seen: Snapshot, decided: Plan, full: bool) -> None:
     check_starts(seen, decided)
     check_every_waiting_job_is_told(seen, decided)
     check_who_stops(seen, decided, full)
+    check_that_moves_pay(seen, decided)
     check_the_highest_blocked_tier(seen, decided)
 
 
@@ -327,6 +329,18 @@ def check_who_stops(seen: Snapshot, decided: Plan, full: bool) -> None:
         assert victim.priority == goes_there.priority
         if preempt.job not in jobs:  # it runs, and moves itself
             assert any(other.victim == other.job == preempt.job for other in decided.preempt)
+
+
+def check_that_moves_pay(seen: Snapshot, decided: Plan) -> None:
+    """A job moves itself only where it ends earlier by more than twice what the move costs, as far as that is known."""
+    held, expect = {r.job: r for r in seen.running}, expectation(seen)
+    for move in (p for p in decided.preempt if p.job == p.victim and p.job not in seen.memory.reserved):
+        attempt, place = held[move.job], decided.memory.reserved[move.job].place
+        kind, devices = attempt.allocation[0][0].partition("/")[2], sum(len(n) for _, n in attempt.allocation)
+        here, there = expect(attempt.spec, kind, devices), expect(attempt.spec, place.island.kind, place.devices)
+        event("a move pays")
+        assert here.has_evidence and there.has_evidence
+        assert here.seconds - there.seconds > 2 * restart_s(move.job, seen)
 
 
 def check_the_highest_blocked_tier(seen: Snapshot, decided: Plan) -> None:
