@@ -2,17 +2,15 @@
 
     python benchmarks/tails.py FOLDER [-o FILE] [--tails 0,0.2] [--quick]
 
-FOLDER holds Gavel's `throughputs_isolated.csv`. A job's type is one of its 26 of one device, all alike; it takes 1, 2,
-4 or 8 devices (70, 10, 15, 5 %) for 60 * 10^u s on V100s, u from 1.5 to 3 (80 %) or 3 to 4; gaps between arrivals are
-exponential. What came into question for TAIL was chosen on the traces `first`; `second` decided between 0.2 and 0.3;
-`unseen` was not run before all was chosen.
+FOLDER holds Gavel's `throughputs_isolated.csv`; parts/gavel_recipe.py has the recipe. What came into question for TAIL
+was chosen on the traces `first`; `second` decided between 0.2 and 0.3; `unseen` was not run before all was chosen.
 """
 
 import argparse
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +18,23 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 import numpy as np
 from parts import machine
+from parts.gavel_recipe import Recipe, make_trace
 
 from orchestrator.core.plan.policies import finish_time
-from orchestrator.simulation.fleets import HOUR_S, Fleet, read_fleet
+from orchestrator.simulation.fleets import HOUR_S, Fleet
 from orchestrator.simulation.replay import replay
-from orchestrator.simulation.traces import Rates, Trace, read_throughputs
+from orchestrator.simulation.traces import Trace, read_throughputs
 
-SIZES, SHARES = (1, 2, 4, 8), (0.70, 0.10, 0.15, 0.05)
 TAILS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 FIGURES = ("window_mean_h", "mean_h", "p99_h", "longest_h", "restarts")
 
 
-@dataclass(frozen=True)
-class Made:
-    """Devices of each of three kinds, the mean gap between arrivals, and how many jobs."""
-
-    devices: int
-    gap_s: float
-    jobs: int
-
-
-MADE = [Made(12, 3600, 400)] * 4 + [Made(12, 4200, 400), Made(12, 3300, 400), Made(36, 1440, 600), Made(36, 1200, 600)]
+RECIPES = [Recipe(12, 3600, 400)] * 4 + [
+    Recipe(12, 4200, 400),
+    Recipe(12, 3300, 400),
+    Recipe(36, 1440, 600),
+    Recipe(36, 1200, 600),
+]
 FIRST_SEED = {"first": 101, "second": 201, "unseen": 301}
 
 
@@ -60,40 +54,18 @@ def main() -> None:
         found += rows
     if given.output:
         given.folder = Path(given.folder.name)
-        told = {"rows": found, "traces": [vars(made) for made in MADE], **machine.circumstances(given, before)}
+        told = {"rows": found, "traces": [vars(recipe) for recipe in RECIPES], **machine.circumstances(given, before)}
         given.output.write_text(json.dumps(told, indent=1, default=str) + "\n")
 
 
 def row(given: argparse.Namespace, name: str, tail: float) -> dict[str, Any]:
     """Of each trace the figures, with the policy `finish_time` and restarts for nothing."""
     finish_time.TAIL = tail
-    runs, some = [], [replace(made, jobs=40) for made in MADE[:2]] if given.quick else MADE
-    for seed, made in enumerate(some, FIRST_SEED[name]):
-        fleet = read_fleet(",".join(f"{kind}={made.devices}" for kind in ("v100", "p100", "k80")))
-        trace = trace_of(made, seed, read_throughputs(given.folder / "throughputs_isolated.csv", fleet))
-        runs.append(figures(trace, fleet))
+    runs, some = [], [replace(recipe, jobs=40) for recipe in RECIPES[:2]] if given.quick else RECIPES
+    for seed, recipe in enumerate(some, FIRST_SEED[name]):
+        rates = read_throughputs(given.folder / "throughputs_isolated.csv", recipe.fleet)
+        runs.append(figures(make_trace(recipe, seed, rates), recipe.fleet))
     return {"set": name, "tail": tail, **{figure: [run[figure] for run in runs] for figure in FIGURES}}
-
-
-def trace_of(made: Made, seed: int, rates: Rates) -> Trace:
-    random = np.random.default_rng(seed)
-    types = sorted({name for name, size in rates if size == 1})
-    rows, arrival_s = [], 0.0
-    for job in range(made.jobs):
-        key = _key(types, rates, random)
-        lasts_s = 60 * 10 ** (random.uniform(1.5, 3) if random.random() < 0.8 else random.uniform(3, 4))
-        rows.append((arrival_s, job, key[1], float(int(rates[key][0] * lasts_s)), rates[key]))
-        arrival_s -= made.gap_s * np.log(1 - random.random())
-    arrivals_s, ids, gangs, steps, rate = map(np.array, zip(*rows, strict=True))
-    return Trace(f"seed {seed}", ids, arrivals_s, gangs, steps, rate.T)
-
-
-def _key(types: list[str], rates: Rates, random: np.random.Generator) -> tuple[str, int]:
-    """Not all types were measured on all numbers of devices."""
-    while True:
-        key = types[int(random.integers(len(types)))], int(random.choice(SIZES, p=SHARES))
-        if key in rates:
-            return key
 
 
 def figures(trace: Trace, fleet: Fleet) -> dict[str, float]:

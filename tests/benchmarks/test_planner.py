@@ -42,6 +42,18 @@ def test_traces_made_by_the_recipe_are_compared_by_how_much_long_times_count(tmp
     assert all(len(row["p99_h"]) == 2 and row["against_the_first"]["p99_h"] > 0 for row in rows)
 
 
+def test_batches_made_by_the_recipe_end_near_the_bound_of_the_makespan(tmp_path):
+    sizes = [f"job,{size},{size},{size / 2},{size / 8}" for size in (1, 2, 4, 8)]
+    header = "job_type,scale_factor,v100_steps_per_s,p100_steps_per_s,k80_steps_per_s"
+    (tmp_path / "throughputs_isolated.csv").write_text("\n".join((header, *sizes)))
+    words = [sys.executable, ROOT / "benchmarks/makespans.py", tmp_path, "--quick", "-o", tmp_path / "out.json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [(row["batch"], row["jobs"]) for row in rows] == [("seed 401", 40), ("seed 402", 40)]
+    assert all(0 <= row["restarts_of_0_s"]["above_bound_percent"] < 100 for row in rows)
+
+
 def test_traces_are_replayed_under_each_policy(tmp_path):
     rates = (ROOT / "examples/simulate/throughputs.csv").read_text().replace("t4_", "p100_").splitlines()
     rates = [f"{rates[0]},k80_steps_per_s", *(f"{row}," for row in rates[1:])]
