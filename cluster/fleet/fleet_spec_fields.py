@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from cluster.errors import SpecError
+from cluster.host import copy_rate
 from cluster.input import checkpoint_location
 from cluster.input.validation_errors import WrongValueError
 
@@ -20,6 +21,7 @@ SETTABLE = (
     "POLYFLEET_OUTPUT_LIMIT_BYTES",  # workers/protocol/output_folder.py
     "POLYFLEET_DATA_CACHE_BYTES",  # workers/storage/data_cache.py
     "POLYFLEET_NATIVE",  # workers/native
+    copy_rate.SETTING,  # cluster/host/copy_rate.py
     *(
         "POLYFLEET_CGROUP_ROOT",
         "POLYFLEET_ATTEMPT_PIDS",

@@ -6,6 +6,7 @@ The commands are short and mean the same in any login shell. They run our own co
 import base64
 import io
 import json
+import os
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from cluster.environments import recipes
 from cluster.errors import FleetError, PolyfleetError, UserError
+from cluster.host import copy_rate
 from cluster.hosts import host_python, plan
 from cluster.hosts.ssh import Remote
 
@@ -104,7 +106,9 @@ def leave(remote: Remote, python: str, code: str, home: str) -> list[str]:
 
 
 def _host_command(python: str, code: str, home: str, verb: str) -> list[str]:
-    return ["env", f"PYTHONPATH={code}", f"POLYFLEET_HOME={home}", python, "-P", "-m", "workers.node.host", verb]
+    rate = os.environ.get(copy_rate.SETTING)
+    variables = [f"PYTHONPATH={code}", f"POLYFLEET_HOME={home}", *([f"{copy_rate.SETTING}={rate}"] if rate else [])]
+    return ["env", *variables, python, "-P", "-m", "workers.node.host", verb]
 
 
 def call(remote: Remote, command: Sequence[str], request: Data, timeout_s: float, progress: Progress) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.catalogue import ray_resource, vendors
+from cluster.host import copy_rate
 
 SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
@@ -30,7 +31,7 @@ SETTINGS = {
 
 OBJECT_STORE_BYTES = 128 << 20
 NOT_INHERITED = ("RAY_", "POLYFLEET_", "PYTHON", "VIRTUAL_ENV", "CONDA_")
-OWN_VARIABLES = ("POLYFLEET_CACHE",)
+OWN_VARIABLES = ("POLYFLEET_CACHE", copy_rate.SETTING)
 
 
 def visibility_settings() -> dict[str, str]:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.host.copy_rate import copy_bytes_per_s
 from orchestrator.core.controller.messages import CancelRequested, Submitted
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.benchmarks import throughput
 from orchestrator.runtime.benchmarks.benchmarks import Benchmarks
-from orchestrator.runtime.checkpoints.bandwidth_limit import RateLimit, copy_bytes_per_s
+from orchestrator.runtime.checkpoints.bandwidth_limit import RateLimit
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.runtime.controller import repair
 from orchestrator.runtime.controller.controller import ControllerThread

@@ -13,6 +13,7 @@ from pydantic import Field, StrictBool, StrictInt, field_validator, model_valida
 
 from cluster.errors import SpecError, UserError, nearest
 from cluster.input import strict_yaml
+from cluster.input.sizes import size_bytes
 from cluster.input.validation_errors import validate_model
 from orchestrator.core.model import Candidate, Job
 from orchestrator.spec import deadlines, entry_check
@@ -30,7 +31,7 @@ from orchestrator.spec.job_spec_parts import (
     WorkSpec,
     check_mounts,
 )
-from orchestrator.spec.resource_syntax import DeviceRequest, size_bytes
+from orchestrator.spec.resource_syntax import DeviceRequest
 from workers.protocol.messages import ScriptCheckpoint
 
 TASKS_BY_FIELD: dict[str, tuple[str, ...]] = {

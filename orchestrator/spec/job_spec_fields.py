@@ -14,6 +14,7 @@ from cluster.host.content_cache import SHA
 from cluster.input import checkpoint_location
 from cluster.input.checkpoint_location import path_error
 from cluster.input.folder_access import normalize_path
+from cluster.input.sizes import size_bytes
 from cluster.input.text_fields import WrittenAs
 from cluster.input.validation_errors import WrongValueError, prefix_field
 from orchestrator.spec import deadlines
@@ -24,7 +25,6 @@ from orchestrator.spec.resource_syntax import (
     accelerators,
     duration_s,
     hang_after_s,
-    size_bytes,
     with_count,
 )
 from workers.protocol.messages import CHECKPOINT_FORMATS, LAUNCHES, OWN_FOLDER

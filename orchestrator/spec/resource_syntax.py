@@ -19,7 +19,6 @@ MAX_COUNT = 4096
 """Upper end of a range such as `8+`: more devices than one node has."""
 
 COUNT = re.compile(r"(?P<low>[0-9]{1,6})(?P<more>\+|\.\.(?P<high>[0-9]{1,6}))?")
-SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(?P<binary>i?)B\+?", re.IGNORECASE)
 TIME = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|s|m|h|d))+")
 TIME_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -56,15 +55,6 @@ def with_count(request: DeviceRequest, count: object) -> DeviceRequest:
         raise UserError(f"the number of {','.join(request.kinds)} is set twice", "keep one of them")
     low, high = _count(str(count) if isinstance(count, int) and not isinstance(count, bool) else count)
     return DeviceRequest(request.kinds, high, low, has_count=True)
-
-
-def size_bytes(text: object) -> int:
-    """`16GB` is 16·10⁹, `16GiB` is 16·2³⁰. Raises UserError for a number without a unit."""
-    match = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if not match:
-        raise UserError(f"{text!r} is not a size", "write a number and a unit, e.g. 16GB or 16GiB")
-    power = "KMGT".index(match["prefix"].upper()) + 1
-    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
 
 
 def duration_s(value: object) -> float:

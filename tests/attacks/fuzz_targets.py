@@ -22,7 +22,7 @@ from cluster.environments.requirements import is_plain_requirement
 from cluster.errors import PolyfleetError, UserError
 from cluster.fleet import fleet_record
 from cluster.fleet.fleet_spec import parse_fleet
-from cluster.input import archive_unpack, checkpoint_location, strict_yaml, untrusted_files
+from cluster.input import archive_unpack, checkpoint_location, sizes, strict_yaml, untrusted_files
 from orchestrator.code_archives.ignore_file import FILE, GIT_FILE, load_rules
 from orchestrator.home import server_record
 from orchestrator.log_lines import parse_line
@@ -236,7 +236,7 @@ def _requirement(data: bytes, folder: Path) -> object:
 
 def _resource(data: bytes, folder: Path) -> object:
     text, read = _text(data), []
-    for parse in (resource_syntax.accelerators, resource_syntax.size_bytes, resource_syntax.duration_s):
+    for parse in (resource_syntax.accelerators, sizes.size_bytes, resource_syntax.duration_s):
         try:
             read.append(parse(text))
         except UserError:

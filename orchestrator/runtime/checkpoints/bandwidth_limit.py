@@ -1,35 +1,13 @@
-"""Optional rate limit for copies of checkpoints, job files and code archives between machines."""
+"""Optional rate limit for copies of checkpoints, job files and code archives between machines.
 
-import os
+cluster/host/copy_rate.py reads the setting, and paces what nodes send to object stores and get from them.
+"""
+
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from cluster.errors import UserError
 from cluster.types import HostAddress, NodeFacts
-from orchestrator.spec.resource_syntax import size_bytes
-
-SETTING = "POLYFLEET_COPY_RATE"
-MIN_BYTES_PER_S = 10**6
-"""At this rate a piece of 8 MiB waits for seconds, not for minutes."""
-
-
-def copy_bytes_per_s(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Read the limit in bytes per second into or out of one machine (None: no limit).
-
-    Raises UserError if invalid.
-    """
-    text = environment.get(SETTING, "").strip()
-    if not text:
-        return None
-    remedy = f"write bytes per second, at least 1MB, e.g. {SETTING}=50MB; leave it out for no limit"
-    try:
-        rate = size_bytes(text)
-    except UserError as e:
-        raise UserError(f"{SETTING}: {e.message}", remedy) from None
-    if rate < MIN_BYTES_PER_S:
-        raise UserError(f"{SETTING}: {text} per second is below the minimum of 1MB", remedy)
-    return rate
 
 
 class Pacer:

@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable, Mapping
 
 from cluster.errors import PolyfleetError, UserError
+from cluster.input.sizes import size_bytes
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.spec.resource_syntax import size_bytes
 
 log = logging.getLogger(__name__)
 

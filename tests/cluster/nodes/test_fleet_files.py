@@ -110,8 +110,9 @@ def test_another_clusters_ray_variables_do_not_reach_ours():
         "POLYFLEET_HOME": "z",
         "VIRTUAL_ENV": "v",
         "HTTP_PROXY": "p",
+        "POLYFLEET_COPY_RATE": "50MB",
     }
-    assert inherited_environment(base) == {"PATH": "/bin", "HTTP_PROXY": "p"}
+    assert inherited_environment(base) == {"PATH": "/bin", "HTTP_PROXY": "p", "POLYFLEET_COPY_RATE": "50MB"}
 
 
 def test_every_node_authenticates_stays_on_loopback_and_counts_only_what_we_say():

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.errors import UserError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
-from orchestrator.runtime.checkpoints.bandwidth_limit import Pacer, RateLimit, copy_bytes_per_s
+from orchestrator.runtime.checkpoints.bandwidth_limit import Pacer, RateLimit
 
 MB = 10**6
 
@@ -23,20 +22,6 @@ class Time:
 
     def sleep(self, wait_s):
         self.now_s += wait_s
-
-
-@pytest.mark.parametrize(("text", "rate"), [("", None), ("50MB", 50 * MB), ("1GiB", 1 << 30)])
-def test_the_limit_is_bytes_per_second_or_none(text, rate):
-    assert copy_bytes_per_s({"POLYFLEET_COPY_RATE": text}) == rate
-
-
-@pytest.mark.parametrize(
-    ("text", "said"), [("50", "'50' is not a size"), ("10kB", "10kB per second is below the minimum of 1MB")]
-)
-def test_what_is_no_rate_is_refused_with_the_settings_name(text, said):
-    with pytest.raises(UserError, match="POLYFLEET_COPY_RATE") as refused:
-        copy_bytes_per_s({"POLYFLEET_COPY_RATE": text})
-    assert said in refused.value.message and "50MB" in refused.value.remedy
 
 
 def test_pieces_wait_for_those_before_them_and_a_rest_is_not_made_up_for():

@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import UserError
-from orchestrator.spec.resource_syntax import MAX_COUNT, DeviceRequest, accelerators, duration_s, size_bytes, with_count
+from orchestrator.spec.resource_syntax import MAX_COUNT, DeviceRequest, accelerators, duration_s, with_count
 
 
 @pytest.mark.parametrize(
@@ -87,26 +87,6 @@ def test_what_cannot_be_read_says_what_and_how_to_write_it(value, message):
 @pytest.mark.parametrize(("count", "low", "high"), [(8, 8, 8), ("8", 8, 8), ("2..4", 2, 4), ("2+", 2, MAX_COUNT)])
 def test_a_number_may_stand_beside_the_accelerator(count, low, high):
     assert with_count(DeviceRequest(("cpu",)), count) == DeviceRequest(("cpu",), high, low, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("16GB", 16 * 10**9),
-        ("16GiB", 16 * 2**30),
-        ("1.5 TiB", 3 * 2**39),
-        ("512mb", 512 * 10**6),
-        ("32GB+", 32 * 10**9),
-    ],
-)
-def test_sizes_have_a_unit(text, size):
-    assert size_bytes(text) == size
-
-
-@pytest.mark.parametrize("value", [16, "16", "16G", "GB", "-1GB", "1e3GB", None, True])
-def test_a_size_without_a_unit_is_refused(value):
-    with pytest.raises(UserError, match="write a number and a unit"):
-        size_bytes(value)
 
 
 @pytest.mark.parametrize(

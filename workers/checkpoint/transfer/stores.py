@@ -5,12 +5,13 @@ and checkpoints_below. Names are relative to `where`, with `/`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
+from cluster.host.copy_rate import store_pace
 from cluster.input import checkpoint_location
 from workers.checkpoint.disk.reader import read_at
 from workers.checkpoint.format import links
@@ -58,10 +59,13 @@ class FolderStore:
 
 
 class ObjectStore:
-    """A prefix in an object store. Objects are written once, completely, under names that are never used again."""
+    """A prefix in an object store. Objects are written once, completely, under names that are never used again.
 
-    def __init__(self, files: Any, path: str, where: str):
-        self._files, self._path, self.where = files, path.rstrip("/"), where
+    `pace` waits until as many bytes may be transferred.
+    """
+
+    def __init__(self, files: Any, path: str, where: str, pace: Callable[[int], None] = lambda transfer_bytes: None):
+        self._files, self._path, self.where, self._pace = files, path.rstrip("/"), where, pace
 
     @property
     def path(self) -> str:
@@ -79,6 +83,7 @@ class ObjectStore:
         """Yield an object's bytes, piece by piece. Raises FleetError if it has another size."""
         for offset in range(0, size_bytes, most_bytes):
             end = min(offset + most_bytes, size_bytes)
+            self._pace(end - offset)
             with self._convert_errors("read"):
                 piece = bytes(self._files.cat_file(path, start=offset, end=end))
             if len(piece) != end - offset:
@@ -121,6 +126,7 @@ class ObjectStore:
             raise DamagedCheckpoint(f"{self.where}/{name} does not exist") from None
 
     def read(self, name: str, offset: int, out: memoryview) -> None:
+        self._pace(len(out))
         try:
             data = self._files.cat_file(f"{self._path}/{name}", start=offset, end=offset + len(out))
         except FileNotFoundError:
@@ -136,15 +142,22 @@ class ObjectStore:
         try:
             with self._files.open(f"{self._path}/{name}", "wb", block_size=BLOCK_BYTES) as file:
                 for part in parts:
+                    self._pace(len(part))
                     file.write(part)
         except OSError as e:
             raise self._error(f"written ({name})", e) from e
 
     def remove(self, name: str) -> None:
-        self._files.rm_file(f"{self._path}/{name}")
+        """Remove one object, if it exists."""
+        try:
+            self._files.rm_file(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise self._error(f"deleted ({name})", e) from e
 
     def checkpoints_below(self, name: str) -> "ObjectStore":
-        return ObjectStore(self._files, f"{self._path}/{name}", f"{self.where}/{name}")
+        return ObjectStore(self._files, f"{self._path}/{name}", f"{self.where}/{name}", self._pace)
 
     def _error(self, operation: str, e: OSError) -> CheckpointError:
         return CheckpointError(
@@ -162,7 +175,7 @@ def store(location: str | Path, follow_links: bool = False) -> "FolderStore | Ob
         return FolderStore(Path(text).expanduser(), follow_links)
     uri = checkpoint_location.parse_uri(text, "place", IN_MEMORY)
     path = f"/{uri.path}" if uri.scheme in IN_MEMORY else uri.path
-    return ObjectStore(_filesystem(uri.scheme), path, str(uri))
+    return ObjectStore(_filesystem(uri.scheme), path, str(uri), store_pace())
 
 
 def _filesystem(scheme: str) -> Any:
