@@ -96,7 +96,9 @@ TOOLS = {
     "look": Tool("transfer.data_download:look", {"source": READ_ANYWHERE}),
     "fetch": Tool("transfer.data_download:fetch", {"source": READ_ANYWHERE, "target": WRITTEN}, has_progress=True),
     "stored": Tool("transfer.stored_checkpoints:stored"),
-    "retain": Tool("transfer.stored_checkpoints:retain"),
+    "retain": Tool("transfer.stored_retention:retain"),
+    "pin_stored": Tool("transfer.stored_retention:pin_stored", {"path": WRITTEN_ANYWHERE}),
+    "prune_stored": Tool("transfer.stored_retention:prune_stored", {"root": WRITTEN_ANYWHERE}, has_progress=True),
     "stage": Tool(
         "transfer.stored_checkpoints:stage", {"source": READ_ANYWHERE, "target": WRITTEN_FOLDER}, has_progress=True
     ),

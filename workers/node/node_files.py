@@ -118,6 +118,15 @@ class NodeFiles:
         """Protect a checkpoint from deletion while it is copied."""
         self._checkpoints_of(pool).hold(path)
 
+    def pin_checkpoint_copy(self, path: str, remove: bool) -> None:
+        """Pin or unpin the node's copy of a checkpoint that is pinned or unpinned in the pool's object store."""
+        if self._mirror is not None:
+            self._mirror.pin_copy(path, remove)
+
+    def remove_old_copies(self, folder: str, oldest: str, stored: list[str]) -> list[str]:
+        """Remove the node's copies of checkpoints that were deleted in the pool's object store."""
+        return list(self._mirror.remove_old_copies(folder, oldest, stored)) if self._mirror is not None else []
+
     def damaged_checkpoints(self) -> list[dict[str, str]]:
         return self._checkpoints.damaged()
 

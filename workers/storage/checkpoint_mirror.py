@@ -5,17 +5,18 @@ the credentials of the node's environment, in child processes. A checkpoint is i
 is uploaded last. What is only in the store is listed as if it were here, and downloaded before it is read.
 """
 
+import builtins
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from cluster.errors import NotFound, PolyfleetError
+from cluster.errors import NotFound, PolyfleetError, SpecError
 from cluster.host import file_lock
 from cluster.input import checkpoint_location
 from cluster.paths import home, private_dir
@@ -70,13 +71,15 @@ class CheckpointMirror(PoolCheckpoints):
         self._retry_s: dict[Path, tuple[float, float]] = {}
         self._problem, self._has_access = "", False
         self._lock = threading.Lock()
+        self._pending, self._is_counted, self._search = 0, False, threading.Event()
 
     # -- what is here or in the store
 
     def list(self, prefix: str) -> "list[Data]":
-        here = super().list(prefix)
-        paths = {row["path"] for row in here}
-        return here + [row for path, row in self._stored(prefix).items() if path not in paths]
+        stored = self._stored(prefix)
+        here = [row | _pin_of(stored.pop(row["path"], {})) for row in super().list(prefix)]
+        newest_first = sorted(here + list(stored.values()), key=lambda row: (row["step"], row["path"]), reverse=True)
+        return sorted(newest_first, key=lambda row: str(PurePosixPath(row["path"]).parent))
 
     def resolve(self, path: str) -> Data:
         stored, error = self._stored(path), None
@@ -143,7 +146,11 @@ class CheckpointMirror(PoolCheckpoints):
             relative = [path.removeprefix(f"{root}/") for path in cached]
             reply = self._run("stored", {"root": self._uri(root), "described": relative})
             rows = cached | {_join(root, row["path"]): row for row in reply["rows"]}
-            rows = {path: rows[path] | {"path": path} for path in (_join(root, name) for name in reply["paths"])}
+            pinned = {_join(root, name) for name in reply["pinned"]}
+            rows = {
+                path: rows[path] | {"path": path, "pinned": path in pinned}
+                for path in (_join(root, name) for name in reply["paths"])
+            }
             self._rows = {path: row for path, row in self._rows.items() if path not in cached} | rows
         damaged = {path: {"problem": reason, "damaged": reason} for path, reason in self._damaged.items()}
         return {path: row | damaged.get(path, {}) for path, row in rows.items() if _is_below(path, prefix)}
@@ -152,7 +159,46 @@ class CheckpointMirror(PoolCheckpoints):
         """The URI of a path. Raises SpecError for names that the store's library would take for a pattern."""
         return str(checkpoint_location.parse_uri(f"{self.uri}/{path}" if path else self.uri, "path", _tested()))
 
+    # -- copies on this node
+
+    def pin_copy(self, path: str, remove: bool) -> None:
+        """Pin or unpin the copy of a checkpoint on this node, if there is one. The pin in the store is not changed."""
+        from workers.checkpoint.disk.pins import pin, unpin
+
+        if self._is_here(path):
+            (unpin if remove else pin)(self._storage.resolve(path))
+
+    def remove_old_copies(self, folder: str, oldest: str, stored: Collection[str]) -> tuple[str, ...]:
+        """Remove copies on this node that were uploaded from `folder` and are older than `oldest` there, except those
+        of checkpoints in `stored`, and pinned and held ones. Returns the names of those removed.
+        """
+        from workers.checkpoint.disk.files import Files
+        from workers.checkpoint.disk.pins import is_held, is_pinned
+        from workers.checkpoint.disk.retention import remove_checkpoint
+        from workers.checkpoint.format.step_folders import newest_first, step_of
+
+        if not self._storage.exists(folder):
+            return ()
+        oldest_step, removed = step_of(Path(oldest)), builtins.list[str]()
+        for copy in newest_first(self._storage.resolve(folder)):
+            is_old = step_of(copy) < oldest_step and copy.name not in stored
+            if is_old and os.path.lexists(copy / self._mark) and not is_pinned(copy) and not is_held(copy):
+                with suppress(OSError):  # the job's own `keep` may remove it, too
+                    remove_checkpoint(Files(), copy)
+                    removed.append(copy.name)
+        return tuple(removed)
+
     # -- uploads
+
+    @property
+    def pending_uploads(self) -> int:
+        """Number of checkpoints to upload; at least 1 while those of attempts that have ended are not counted yet."""
+        return self._pending if self._is_counted else max(1, self._pending)
+
+    def search_now(self) -> None:
+        """Search for new checkpoints without a pause: an attempt has ended."""
+        self._is_counted = False
+        self._search.set()
 
     def start(self) -> None:
         """Start the thread that uploads."""
@@ -173,7 +219,8 @@ class CheckpointMirror(PoolCheckpoints):
                 log.exception("checkpoints were not uploaded to %s", self.uri)
                 self._problem = self._problem_text(type(e).__name__)
                 pause_s = MAX_RETRY_S
-            time.sleep(pause_s)
+            self._search.wait(pause_s)
+            self._search.clear()
 
     def upload_due(self) -> float:
         """Upload each committed checkpoint of this node that is not in the store, the newest of a job first.
@@ -181,16 +228,12 @@ class CheckpointMirror(PoolCheckpoints):
         After an error, an upload is tried again with growing pauses; then only what is missing is sent. Returns the
         seconds that the search on this node took.
         """
-        from workers.checkpoint.disk.damage_marks import damage_reason
-
-        started_s = time.monotonic()
+        started_s, self._is_counted = time.monotonic(), True
         due = list(self._not_uploaded())
-        search_s = time.monotonic() - started_s
+        search_s, self._pending = time.monotonic() - started_s, sum(map(self._has_valid_name, due))
         problem, newest = self._access_problem(), dict[Path, str]()
         for folder in due:
             due_s, pause_s = self._retry_s.get(folder, (0.0, POLL_EVERY_S))
-            if damage_reason(folder):
-                continue
             if time.monotonic() < due_s:
                 problem = problem or self._problem
                 continue
@@ -198,8 +241,10 @@ class CheckpointMirror(PoolCheckpoints):
                 self._upload(folder)
                 newest.setdefault(folder.parent, folder.name)
                 self._retry_s.pop(folder, None)
+                self._pending -= 1
             except (PolyfleetError, OSError) as e:
                 if not folder.is_dir():  # `keep` removed it
+                    self._pending -= 1
                     continue
                 problem = self._problem_text(str(e))
                 log.warning("%s was not uploaded to %s: %s", folder.name, self.uri, e)
@@ -226,27 +271,41 @@ class CheckpointMirror(PoolCheckpoints):
         return f"checkpoints are not uploaded to {self.uri}: {reason}"
 
     def _not_uploaded(self) -> Iterator[Path]:
+        from workers.checkpoint.disk.damage_marks import damage_reason
         from workers.checkpoint.format.step_folders import checkpoints_below
 
-        return (f for f in checkpoints_below(self._storage.root) if not os.path.lexists(f / self._mark))
+        below = checkpoints_below(self._storage.root)
+        return (f for f in below if not os.path.lexists(f / self._mark) and not damage_reason(f))
+
+    def _has_valid_name(self, folder: Path) -> bool:
+        """Whether the store accepts the name of a checkpoint; others are never uploaded."""
+        try:
+            return bool(self._uri(self._path(folder)))
+        except SpecError:
+            return False
 
     def _upload(self, folder: Path) -> None:
-        from workers.checkpoint.disk.pins import hold
+        from workers.checkpoint.disk.pins import hold, is_held, is_pinned, release
 
-        held_s = float("-inf")
+        held_s, hold_time_ns = float("-inf"), 0
 
         def keep_held(_done: int = 0, _total: int = 0) -> None:
-            nonlocal held_s
+            nonlocal held_s, hold_time_ns
             if time.monotonic() - held_s > HOLD_EVERY_S:
                 held_s = time.monotonic()
-                hold(folder)
+                hold_time_ns = hold(folder)
 
         with file_lock.exclusive(self._lock_path(), lambda: None):  # other nodes may share this folder
             if os.path.lexists(folder / self._mark):
                 return
+            is_held_by_others = is_held(folder)
             keep_held()
+            if is_pinned(folder):
+                self._run("pin_stored", {"path": self._uri(self._path(folder))})
             self._run("copy", {"source": str(folder), "target": self._uri(self._path(folder.parent))}, keep_held)
             os.close(os.open(folder / self._mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            if not is_held_by_others:
+                release(folder, hold_time_ns)
 
     def _lock_path(self) -> Path:
         """Lock of uploads from this folder. It is not in the folder, where jobs may put links."""
@@ -282,6 +341,11 @@ def _step(path: str) -> int:
     from workers.checkpoint.format.step_folders import step_of
 
     return step_of(Path(path)) if path else -1
+
+
+def _pin_of(stored: Data) -> Data:
+    """The pin of a checkpoint in the store, to add to the row of its copy on this node."""
+    return {"pinned": True} if stored.get("pinned") else {}
 
 
 def _order(row: Data) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from cluster.input import checkpoint_location
 from cluster.input.checkpoint_location import CheckpointLocation, reference_fields, split_reference
 from cluster.types import Finding
 from orchestrator.runtime.checkpoints.checkpoint_search import CheckpointMatch, PoolStorages
+from orchestrator.runtime.checkpoints.stored_pool_tools import StoredPoolTools
 from orchestrator.views.checkpoints import CheckpointDestination, CommittedView, IncomingView, MovePlan
 from workers.checkpoint.tool_table import TOOLS
 from workers.errors import CheckpointError
@@ -53,7 +54,7 @@ class CheckpointService:
         self._reader_by_ref: dict[str, str] = {}
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
-        """Summaries of all checkpoints below `prefix`, a path or the name of a job, oldest first. Pool "" means every
+        """Summaries of all checkpoints below `prefix`, a path or the name of a job, newest first. Pool "" means every
         pool. `nodes` has one node for each storage of the pool that has the checkpoint; if all nodes share one storage,
         that is the first node. Checkpoints on nodes that do not respond are left out, see `away`. Raises FleetError if
         `pool` names a pool, it has no checkpoint there, and some of its nodes do not respond.
@@ -305,6 +306,8 @@ class CheckpointService:
         The location that the tool writes decides the pool; a node of it that has the data to read runs the tool. All
         other locations must be readable on that node. A checkpoint in the result has `pool`, `path` and `ref`.
         """
+        if verb in ("prune", "pin") and (stored := self._run_in_store(verb, named, options, progress)):
+            return stored
         arguments: dict[str, Any] = dict(options)
         reached: list[tuple[str, str]] = []
         for name, text in named.items():
@@ -329,10 +332,23 @@ class CheckpointService:
         if not reached:
             raise SpecError("places", "none of them is in a pool", "run it on paths of this machine, without a fleet")
         pool = reached[0][0]
-        self._check_deletes_all(verb, pool)
         node_with_data = next((node for of, node in reached if of == pool and node), "")
         result = self.run_tool(node_with_data or self.node_of(pool), verb, arguments, progress)
         return result | split_reference(result["path"]) if "path" in result else result
+
+    def _run_in_store(
+        self, verb: str, named: "dict[str, str]", options: "dict[str, Any]", progress: Progress
+    ) -> "dict[str, Any] | None":
+        """Run `prune` or `pin` in a pool with an object store; None for any other pool."""
+        ((name, text),) = named.items()
+        location = checkpoint_location.parse_pool_path(text, name)
+        facts = self._agents.facts_of(self.node_of(location.pool, name))
+        if facts is None or not facts.object_store:
+            return None
+        tools = StoredPoolTools(self._agents, self._storages, self.run_tool, facts.object_store)
+        if verb == "prune":
+            return tools.prune(self._storages.resolve_folder(location), options, progress)
+        return tools.pin(self._find(text, name), bool(options.get("remove")))
 
     def _verify_stored(self, match: CheckpointMatch, progress: Progress) -> "dict[str, Any] | None":
         """Verify the copy in the pool's object store; None if the pool has none, or nothing was uploaded yet."""
@@ -345,15 +361,6 @@ class CheckpointService:
         except NotFound:
             return None
         return verification | reference_fields(match.location.pool, match.location.path)
-
-    def _check_deletes_all(self, verb: str, pool: str) -> None:
-        """Refuse tools whose effect would not reach the object store of a pool. Raises UserError."""
-        facts = self._agents.facts_of(self.node_of(pool))
-        if verb in ("prune", "pin") and facts and facts.object_store:
-            raise UserError(
-                f"`{verb}` does not work in pool {pool}, whose checkpoints are in {facts.object_store}",
-                "set `checkpoint: {keep: N}` in the job file, or delete objects with the tools of the store",
-            )
 
     def discard(self, location: CheckpointLocation) -> None:
         """Remove a checkpoint from every storage of its pool."""

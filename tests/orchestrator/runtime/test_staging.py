@@ -10,7 +10,7 @@ from dataclasses import replace
 import fsspec
 import pytest
 
-from cluster.errors import FleetError, NotFound, UserError
+from cluster.errors import FleetError, NotFound
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from orchestrator.core.controller.commands import Launch
@@ -88,6 +88,7 @@ def fleet(monkeypatch, tmp_path, recorded):
     monkeypatch.setattr(actors, "get_result", lambda result, what, timeout_s: result)
     monkeypatch.setattr(checkpoint_mirror.CheckpointMirror.__init__, "__defaults__", (KEEP.get, run))
     fsspec.filesystem("memory").store.clear()
+    monkeypatch.setitem(KEEP, "j", 2)
     facts, nodes = from_plain(NodeFacts, recorded.RECORDED[0]), {}
     for name, pool, uri in (("a", "s3", URI), ("b", "s3", URI), ("c", "disk", "")):
         identity = node_identity(name, pool, "cpu", tmp_path / "nodes" / name, tmp_path / "disks" / name)
@@ -178,11 +179,57 @@ def test_a_client_reads_what_is_only_in_the_store(fleet, save):
     assert service.chunk(reply["checkpoint"], shard, 0) == saved[shard][: 8 << 20]
 
 
-@pytest.mark.parametrize(("verb", "name", "options"), [("prune", "root", {"keep": 1}), ("pin", "path", {})])
-def test_tools_that_would_not_reach_the_store_are_refused(fleet, save, verb, name, options):
-    save("a", 9)
-    with pytest.raises(UserError, match=f"`{verb}` does not work in pool s3, whose checkpoints are in {URI}"):
-        CheckpointService(fleet).tool(verb, {name: "s3:j"}, options, lambda done, total: None)
+def no_progress(done, total):
+    pass
+
+
+def in_store(path):
+    return fsspec.filesystem("memory").exists(f"/bucket/runs/{path}/MANIFEST.json")
+
+
+def test_prune_deletes_in_the_store_and_then_the_copies_of_all_nodes_but_not_what_is_pinned(fleet, save):
+    service = CheckpointService(fleet)
+    KEEP["j"] = 9
+    paths = [save("a", step) for step in (1, 2, 3, 4)]
+    resume(fleet, "b", step=4)
+    first, newest = paths[0], paths[-1]
+    pinned = service.tool("pin", {"path": f"s3:{first}"}, {"remove": False}, no_progress)
+    assert pinned == {"pinned": True, "path": first, "pool": "s3", "ref": f"s3:{first}"}
+    assert [row["pinned"] for row in service.list("s3")] == [False, False, False, True]
+    asked = {"keep": 1, "dry_run": True}
+    planned = service.tool("prune", {"root": "s3:j"}, asked, no_progress)
+    assert len(service.list("s3")) == 4, "a dry run deletes nothing"
+    result = service.tool("prune", {"root": "s3:j"}, {"keep": 1, "dry_run": False}, no_progress)
+    assert result == planned | {"dry_run": False} and result["root"] == "s3:j"
+    assert sorted(result["deleted"]) == [path.removeprefix("j/") for path in paths[1:3]]
+    assert [row["path"] for row in service.list("s3")] == [newest, first]
+    assert [in_store(path) for path in paths] == [True, False, False, True]
+    assert [fleet.files["a"]._storage.exists(path) for path in paths] == [True, False, False, True]
+    service.tool("pin", {"path": f"s3:{first}"}, {"remove": True}, no_progress)
+    service.tool("prune", {"root": "s3:j"}, {"keep": 1, "dry_run": False}, no_progress)
+    assert [row["path"] for row in service.list("s3")] == [newest]
+
+
+def test_a_pin_protects_what_is_only_in_the_store(fleet, save):
+    path, service = save("a", 9), CheckpointService(fleet)
+    fleet.lose("a")
+    service.tool("pin", {"path": "s3:j"}, {"remove": False}, no_progress)
+    assert [(row["path"], row["pinned"]) for row in service.list("s3")] == [(path, True)]
+    assert service.show("s3:j")["pinned"] and not fleet.files["b"]._storage.exists(path), "nothing was downloaded"
+
+
+def test_prune_leaves_what_was_not_uploaded_and_what_is_on_a_node_that_is_away(fleet, save):
+    service = CheckpointService(fleet)
+    old, new = save("b", 1), save("b", 2)
+    folder = fleet.files["a"]._storage.make_folder("j")
+    pytest.importorskip("workers.checkpoint").save(folder, 3, {"t": {"w": pytest.importorskip("torch").ones(3)}})
+    away = fleet.files.pop("b")
+    service.tool("prune", {"root": "s3:j"}, {"keep": 1, "dry_run": False}, no_progress)
+    assert not in_store(old) and in_store(new)
+    assert away._storage.exists(old) and [row["step"] for row in fleet.files["a"].checkpoints("j")] == [3, 2]
+    fleet.files["b"] = away
+    service.tool("prune", {"root": "s3:j"}, {"keep": 1, "dry_run": False}, no_progress)
+    assert not away._storage.exists(old), "the next call removes the copy"
 
 
 def test_a_checkpoint_that_is_nowhere_is_not_found(fleet, save):

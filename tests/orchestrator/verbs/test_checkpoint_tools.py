@@ -9,8 +9,10 @@ from orchestrator.verbs import checkpoints
 from orchestrator.verbs.declare import Exchange, verbs_of
 from workers.checkpoint.tool_table import NODE_TOOLS, TOOLS
 
-OF_THE_SERVER = {"copy", "discard", "look", "fetch", "stage"}
-"""Tools that the server runs for copies, conversions, data and resumes, never as a client names their arguments."""
+OF_THE_SERVER = {"copy", "discard", "look", "fetch", "stage", "pin_stored", "prune_stored"}
+"""Tools that the server runs for copies, conversions, data, resumes and object stores of pools, never as a client names
+their arguments.
+"""
 VERBS = {verb.name: verb for verb in verbs_of(checkpoints) if verb.exchange is Exchange.OPERATION}
 GIVEN_BY_THE_NODE = {"progress", "follow_links", "files"}
 

@@ -11,6 +11,7 @@ import pytest
 
 from cluster.errors import FleetError, NotFound, SpecError, UserError
 from workers.checkpoint.disk.damage_marks import damage_reason, mark_damaged
+from workers.checkpoint.disk.pins import pin
 from workers.checkpoint.format.step_folders import newest_first
 from workers.checkpoint.tools import run
 from workers.checkpoint.transfer import stores
@@ -245,7 +246,7 @@ def test_names_that_somebody_else_wrote_into_the_store_are_not_believed(node, sa
     memory.pipe({"/bucket/runs/j/step-00000009-0000000a/MANIFEST.json": b"{" * 100})
     rows = node("b").list("")
     assert {row["path"] for row in rows} == {path, "j/step-00000009-0000000a"} and manifest
-    assert [bool(row["problem"]) for row in rows] == [False, True]
+    assert [bool(row["problem"]) for row in rows] == [True, False], "newest first"
     assert node("b").resolve("j")["path"] == path
 
 
@@ -271,3 +272,41 @@ def test_a_checkpoint_that_retention_removes_during_its_upload_is_no_problem(nod
     save(a, 1)
     b.upload_due()
     assert b.findings() == () and newest_first(tmp_path / "a/j") == []
+
+
+def test_what_is_not_uploaded_is_counted_until_it_is(node, save, memory, tmp_path):
+    broken = [True]
+
+    def tool(verb, arguments, progress=None):
+        if verb == "copy" and broken:
+            raise FleetError("the network is down")
+        return run(verb, arguments, progress)
+
+    a = node("a", tool)
+    assert a.pending_uploads == 1, "not counted yet"
+    a.upload_due()
+    assert a.pending_uploads == 0
+    save(a, 1)
+    mark_damaged(tmp_path / "a" / save(a, 2), "a bit is wrong")
+    save(a, 3, "what?")
+    a.search_now()
+    assert a.pending_uploads == 1, "an attempt has ended: there may be more"
+    save(a, 4)
+    a.upload_due()
+    assert a.pending_uploads == 2, "neither the damaged one nor that whose name no store accepts"
+    broken.clear()
+    a._retry_s.clear()
+    a.upload_due()
+    assert a.pending_uploads == 0
+
+
+def test_a_pin_that_a_job_set_is_uploaded_with_its_checkpoint(node, save, tmp_path):
+    a = node("a")
+    path = save(a, 1)
+    pin(tmp_path / "a" / path)
+    a.upload_due()
+    assert [row["pinned"] for row in node("b").list("")] == [True]
+    for step in (2, 3, 4):
+        save(a, step)
+    a.upload_due()
+    assert [row["step"] for row in node("b").list("j")] == [4, 3, 1], "and `keep` does not count it"

@@ -5,6 +5,7 @@ Both are files beside the manifest, not part of it.
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PIN = ".pinned"
@@ -26,13 +27,24 @@ def is_pinned(folder: Path) -> bool:
     return os.path.lexists(folder / PIN)
 
 
-def hold(folder: Path) -> None:
-    """Protect a checkpoint for HOLD_S from now on. Raises OSError, also if user code put a link there."""
+def hold(folder: Path) -> int:
+    """Protect a checkpoint for HOLD_S from now on. Raises OSError, also if user code put a link there.
+
+    Returns the time of this hold, for `release`.
+    """
     descriptor = os.open(folder / HOLD, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.utime(descriptor)
+        return os.fstat(descriptor).st_mtime_ns
     finally:
         os.close(descriptor)
+
+
+def release(folder: Path, hold_time_ns: int) -> None:
+    """End a hold before its time, unless another process has renewed it."""
+    with suppress(FileNotFoundError):
+        if os.lstat(folder / HOLD).st_mtime_ns == hold_time_ns:
+            (folder / HOLD).unlink()
 
 
 def is_held(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from workers.checkpoint.format.manifest import CHUNK_BYTES, NAME, DamagedCheckpo
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.transfer.expected import ExpectedFiles, expected_of
 from workers.checkpoint.transfer.receiver import CheckpointReceiver
+from workers.checkpoint.transfer.stored_marks import cancel_deletion
 from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, newest_checkpoint, store
 from workers.errors import CheckpointError
 
@@ -128,6 +129,7 @@ def _copy_to_objects(
             )
         counter.add(counter.total)
         return 0, True
+    cancel_deletion(destination)
     transferred_bytes = 0
     for file, entry in manifest.files.items():
         if _is_sound(destination, manifest, file):

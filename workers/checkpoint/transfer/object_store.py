@@ -15,7 +15,6 @@ from cluster.errors import NotFound, UserError
 from cluster.paths import home, private_dir
 from workers.checkpoint.disk.files import Files, allocate_aligned
 from workers.checkpoint.disk.layout import Layout
-from workers.checkpoint.disk.pins import PIN
 from workers.checkpoint.disk.retention import remove_checkpoint
 from workers.checkpoint.disk.writer import Arena, ByteProgress, Progress
 from workers.checkpoint.format import manifest
@@ -23,6 +22,7 @@ from workers.checkpoint.format.manifest import CHUNK_BYTES, FOLDER, NAME, FileEn
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.format.step_folders import checkpoints_below
 from workers.checkpoint.transfer.copier import copy, verify_location
+from workers.checkpoint.transfer.stored_marks import delete_objects, is_protected
 from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, store
 from workers.errors import CheckpointError
 
@@ -76,12 +76,12 @@ class ObjectStoreDestination:
 
     def apply_retention(self, keep: int) -> tuple[str, ...]:
         """Keep this checkpoint, after every byte of it was read back, and the `keep - 1` newest others.
-        The manifest of each expired one is deleted first.
+        Pinned ones stay.
         """
         others = [
             n
             for n in _checkpoint_names(self._root)
-            if n != self._name and not self._root.checkpoints_below(n).exists(PIN)
+            if n != self._name and not is_protected(objects := self._root.checkpoints_below(n), objects.names())
         ]
         expired = others[keep - 1 :]
         if expired and (problems := verify_location(self.path)["problems"]):
@@ -89,10 +89,9 @@ class ObjectStoreDestination:
         notes = []
         for name in expired:
             try:
-                self._root.checkpoints_below(name).remove(NAME)
-                remove_objects(self._root.checkpoints_below(name))
-            except OSError as e:
-                notes.append(f"{self.root}/{name} could not be deleted: {e}")
+                delete_objects(self._root.checkpoints_below(name))
+            except CheckpointError as e:
+                notes.append(f"{self.root}/{name} could not be deleted: {e.message}")
         return tuple(notes)
 
 

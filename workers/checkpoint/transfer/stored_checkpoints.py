@@ -1,4 +1,4 @@
-"""Checkpoints of a pool below a prefix of an object store: list them, remove expired ones, bring one to a folder.
+"""Checkpoints of a pool below a prefix of an object store: list them, and download one to a folder.
 
 A pool's nodes save on their own disk and upload; see workers/storage/checkpoint_mirror.py.
 """
@@ -15,12 +15,14 @@ from cluster.serialization import to_plain
 from workers.checkpoint.disk.damage_marks import damage_reason
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.inspect import summarize
+from workers.checkpoint.disk.pins import PIN
 from workers.checkpoint.disk.retention import remove_checkpoint
 from workers.checkpoint.format.manifest import FOLDER, NAME, Manifest, Producer
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.format.step_folders import is_committed, step_of
 from workers.checkpoint.transfer.copier import copy
-from workers.checkpoint.transfer.object_store import open_objects, remove_objects
+from workers.checkpoint.transfer.object_store import open_objects
+from workers.checkpoint.transfer.stored_marks import hold_objects
 from workers.checkpoint.transfer.stores import ObjectStore, manifest_text
 from workers.errors import CheckpointError
 
@@ -29,17 +31,19 @@ Sizes = Mapping[str, int]
 
 
 def stored(root: str, described: Collection[str] = ()) -> dict[str, Any]:
-    """List the committed checkpoints below the URI `root`: {"paths", "rows"}, with paths relative to it.
+    """List the committed checkpoints below the URI `root`: {"paths", "pinned", "rows"}, with paths relative to it.
 
-    `rows` has a row as of `list_checkpoints` for each that is not in `described`. Only manifests and sizes are read.
+    `pinned` are those of `paths` that are pinned. `rows` has a row as of `list_checkpoints` for each that is not in
+    `described`. Only manifests and sizes are read.
     Raises FleetError if the store does not respond, UserError if it refuses.
     """
     objects, by_folder = open_objects(root), defaultdict[str, dict[str, int]](dict)
-    for folder, name, size_bytes in _objects_of_checkpoints(objects):
+    for folder, name, size_bytes in objects_of_checkpoints(objects):
         by_folder[folder][name] = size_bytes
     committed = {folder: sizes for folder, sizes in sorted(by_folder.items()) if NAME in sizes}
     rows = [_row(objects, folder, sizes) for folder, sizes in committed.items() if folder not in set(described)]
-    return {"paths": list(committed), "rows": rows}
+    pinned = [folder for folder, sizes in committed.items() if PIN in sizes]
+    return {"paths": list(committed), "pinned": pinned, "rows": rows}
 
 
 def stage(source: str, target: str, progress: Progress | None = None) -> dict[str, Any]:
@@ -52,27 +56,12 @@ def stage(source: str, target: str, progress: Progress | None = None) -> dict[st
         return {"target": str(final), "transferred_bytes": 0, "already_there": True}
     if is_committed(final):
         remove_checkpoint(Files(), final)
-    copied = copy(source, target, progress=progress, follow_links=False)
+    with hold_objects(open_objects(source), progress) as renew:
+        copied = copy(source, target, progress=renew, follow_links=False)
     return {key: copied[key] for key in ("target", "transferred_bytes", "already_there")}
 
 
-def retain(root: str, keep: int, newest: str) -> dict[str, Any]:
-    """Keep `newest`, which was just uploaded and read back, and the `keep - 1` newest others directly below `root`.
-
-    Returns {"deleted": [names]}. The manifest of each expired one is deleted first: it is then no checkpoint any more.
-    """
-    objects = open_objects(root)
-    names = {folder for folder, name, _ in _objects_of_checkpoints(objects) if name == NAME and "/" not in folder}
-    others = sorted(names - {newest}, key=lambda name: (step_of(Path(name)), name), reverse=True)
-    expired = others[keep - 1 :] if newest in names else []
-    for name in expired:
-        checkpoint = objects.checkpoints_below(name)
-        checkpoint.remove(NAME)
-        remove_objects(checkpoint)
-    return {"deleted": expired}
-
-
-def _objects_of_checkpoints(objects: ObjectStore) -> Iterator[tuple[str, str, int]]:
+def objects_of_checkpoints(objects: ObjectStore) -> Iterator[tuple[str, str, int]]:
     """Yield (folder relative to `objects`, name, bytes) of each object directly in a step folder.
 
     Anybody with access may have written there: names that are no valid paths are left out.
@@ -84,6 +73,11 @@ def _objects_of_checkpoints(objects: ObjectStore) -> Iterator[tuple[str, str, in
             folder, _, name = relative.rpartition("/")
             if path.startswith(prefix) and not path_error(relative) and FOLDER.fullmatch(PurePosixPath(folder).name):
                 yield folder, name, int(properties.get("size") or 0)
+
+
+def stored_fault(objects: ObjectStore, folder: str, sizes: Sizes) -> str:
+    """Return why the manifest or the sizes of a checkpoint's objects are not as it was saved; "" if they are."""
+    return str(_row(objects, folder, sizes)["problem"])
 
 
 def _row(objects: ObjectStore, folder: str, sizes: Sizes) -> dict[str, Any]:
