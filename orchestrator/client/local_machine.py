@@ -55,6 +55,7 @@ def local_node() -> "NodeView":
         "storage": "",
         "storage_id": "",
         "object_store": "",
+        "pending_uploads": 0,
         "neighbours": [],
         "findings": [to_plain(finding) for finding in findings],
         "notice": None,

@@ -259,6 +259,7 @@ _NO_FACTS: dict[str, Any] = {
     "agent_pid": None,
     **dict.fromkeys(("agent_created", "storage", "storage_id", "object_store"), ""),
     "neighbours": [],
+    "pending_uploads": 0,
     "findings": [],
     "notice": None,
     "use": [],

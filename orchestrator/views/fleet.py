@@ -106,6 +106,8 @@ class NodeView(TypedDict):
     """Nodes with the same one share the storage; empty if unknown."""
     object_store: str
     """URI to which the checkpoints in `storage` are uploaded; empty for none."""
+    pending_uploads: int
+    """Checkpoints in `storage` that are not in the object store yet."""
     neighbours: list[str]
     """Other pools whose checkpoints it can read."""
     findings: list[NodeFindingView]

@@ -144,7 +144,8 @@ class Agent(NodeFiles, NodeExecs):
         current = replace(
             facts, cpu_count=self._cores(), notice=self._notices.active_notice, use=self._use.current(self._devices)
         )
-        current = replace(current, data=self._data.keys())
+        pending = self._mirror.pending_uploads if self._mirror else 0
+        current = replace(current, data=self._data.keys(), pending_uploads=pending)
         plain: dict[str, Any] = to_plain(current)
         return plain
 
@@ -208,6 +209,9 @@ class Agent(NodeFiles, NodeExecs):
         leases = [a.lease_s * SILENT_SHARE_OF_LEASE for a in self._attempts.live_attempts()]
         due_s = 0.0 if self._facts_sent_s == float("-inf") else timeout_s
         statuses = self._attempts.wait_for_changes(cursors, last_phases, min([due_s, *leases]), gather_s)
+        if self._mirror and any(status.phase == "ended" for status in statuses):
+            self._mirror.search_now()
+            self._facts_sent_s = float("-inf")  # the server must not take the node for idle before the search has ended
         fields = {
             "reports": [r.to_plain() for r in statuses],
             "attempts": self._attempts.keys(),

@@ -191,14 +191,20 @@ def _idle_since_s(draft: Draft, tick: Tick) -> dict[str, float]:
     """Return since when each node of a growing pool is unused by attempts and requests to its agent.
 
     A node with ended attempts that it has not removed is in use: their logs are copied first
-    (runtime/jobs/log_copies.py).
+    (runtime/jobs/log_copies.py). So is one with checkpoints that are not in the pool's object store yet.
     """
     scaling, pools = _scaling(draft), {group.pool for group in _scaling(draft).groups}
     idle = {}
     for node in _present_nodes(draft):
         untracked = node.untracked.values()
         running = draft.on_node(node.name) or any(s.is_in_log or s.phase != "ended" for s in untracked)
-        if node.pool in pools and not running and (node.list_requested_s is not None or node.agent_error):
+        uploading = node.facts is not None and node.facts.pending_uploads > 0
+        if (
+            node.pool in pools
+            and not running
+            and not uploading
+            and (node.list_requested_s is not None or node.agent_error)
+        ):
             since_s = scaling.idle_since_s.get(node.name, draft.now.s)
             idle[node.name] = max(since_s, tick.agent_called_s.get(node.name, since_s))
     return idle

@@ -1,5 +1,7 @@
 """An autoscaler that is asked for nodes: what it is told and when, what is said meanwhile, which nodes it gets back."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core.controller import messages as m
@@ -173,6 +175,16 @@ def test_a_node_whose_agent_was_just_asked_for_something_does_not_rest(c, grows)
     began_s = c.s
     assert grows.pass_(400, hears=["a"], agent_called_s={"a": began_s + 200.0}) == []
     assert grows.pass_(120, hears=["a"], agent_called_s={"a": began_s + 200.0}) == [EndIdleAgent("a", "ray-a")]
+
+
+def test_a_node_whose_checkpoints_are_not_all_in_the_object_store_does_not_rest(c, grows):
+    c.node("a")
+    told = c.control.nodes["a"].facts
+    c.hear("a", facts=replace(told, pending_uploads=1))
+    assert grows.pass_(1000, hears=["a"]) == []
+    c.hear("a", facts=replace(told, pending_uploads=0))
+    assert grows.pass_(290, hears=["a"]) == [], "its time begins when the last one is there"
+    assert grows.pass_(20, hears=["a"]) == [EndIdleAgent("a", "ray-a")]
 
 
 def test_nodes_that_the_autoscaler_keeps_in_any_case_keep_their_agents(c):
