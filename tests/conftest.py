@@ -42,6 +42,7 @@ import run_report
 import schedule
 import tiers
 from postgresql_cluster import PostgreSQL
+from s3_server import S3Server, missing_packages
 from second_user import SecondUser
 from terminals import Terminal
 
@@ -234,3 +235,22 @@ def postgresql(absent: Callable[[str, str], None]) -> Iterator[PostgreSQL]:
     yield cluster
     cluster.stop()
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def s3(absent: Callable[[str, str], None]) -> Iterator[S3Server]:
+    """A running object store that speaks S3 over HTTP."""
+    if missing := missing_packages():
+        absent("s3", f"{' and '.join(missing)} cannot be imported here (pip install '.[dev]')")
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The URI of a prefix in an empty bucket, which this process and its children find."""
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
+    for name, value in s3.variables.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.make_bucket()}/runs"

@@ -1,11 +1,6 @@
-"""A store that speaks S3 over HTTP. Needs `s3fs` and `moto[server]` in this environment, which the lock leaves out."""
-
-import pytest
+"""A store that speaks S3 over HTTP."""
 
 from workers.checkpoint.transfer.copier import copy, verify_location
-
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-pytest.importorskip("moto.server", reason="moto[server] is not installed")
 
 
 def test_there_and_back_over_http(bucket, tmp_path, checkpoint_of_40_mib):

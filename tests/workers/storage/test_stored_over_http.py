@@ -1,12 +1,10 @@
-"""A pool's storage in S3 over HTTP, with tools in child processes. Needs `s3fs` and `moto[server]`, as test_s3 does."""
+"""A pool's storage in S3 over HTTP, with tools in child processes."""
 
 import pytest
 
 from workers.storage.checkpoint_mirror import CheckpointMirror
 from workers.storage.pool_storage import PoolStorage
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-pytest.importorskip("moto.server", reason="moto[server] is not installed")
 save = pytest.importorskip("workers.checkpoint").save
 torch = pytest.importorskip("torch")
 
@@ -32,3 +30,34 @@ def test_a_bucket_that_does_not_exist_is_a_finding(bucket, tmp_path):
     a.upload_due()
     (finding,) = a.findings()
     assert "checkpoints are not uploaded to s3://absent/runs" in finding.message
+
+
+def test_what_is_pinned_stays_in_the_bucket_and_the_rest_is_pruned_to_the_last_object(bucket, tmp_path, s3):
+    a = CheckpointMirror(PoolStorage(tmp_path / "a"), "p", bucket)
+    names = [save(a._storage.make_folder("j"), step, {"t": {"w": torch.ones(9)}}).path.name for step in (1, 2, 3)]
+    a.upload_due()
+    a._run("pin_stored", {"path": f"{bucket}/j/{names[0]}"})
+    assert [row["pinned"] for row in a.list("j")] == [False, False, True]
+    result = a._run("prune_stored", {"root": f"{bucket}/j", "keep": 1})
+    assert result["deleted"] == [names[1]]
+    left = {path.split("/")[3] for path in s3.files().find(bucket.removeprefix("s3://"))}
+    assert left == {names[0], names[2]}
+
+
+def test_uploads_and_downloads_keep_to_the_rate_of_this_machine(bucket, tmp_path, monkeypatch):
+    """How long they take is not asserted: the file in which each piece is booked shows that they were paced."""
+    booked = tmp_path / "home" / "upload-locks" / "rate"
+    a = CheckpointMirror(PoolStorage(tmp_path / "a"), "p", bucket)
+    path = save(a._storage.make_folder("j"), 1, {"t": {"w": torch.ones(9)}}).path
+    a.upload_due()
+    assert not booked.exists(), "no limit is set"
+    monkeypatch.setenv("POLYFLEET_COPY_RATE", "50MB")
+    another = CheckpointMirror(PoolStorage(tmp_path / "a"), "p", f"{bucket}-2")
+    another.upload_due()
+    uploaded = booked.read_text()
+    another._run("stage", {"source": f"{bucket}-2/j/{path.name}", "target": str(tmp_path / "b")})
+    assert float(uploaded) < float(booked.read_text())
+    monkeypatch.setenv("POLYFLEET_COPY_RATE", "fast")
+    save(a._storage.make_folder("j"), 2, {"t": {"w": torch.ones(9)}})
+    a.upload_due()
+    assert "POLYFLEET_COPY_RATE: 'fast' is not a size" in a.findings()[0].message
