@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from cluster.fleet.host_spec import SSHSpec
+from cluster.hosts import host_steps
 from cluster.hosts.ssh import HostRefused, HostUnreachable, Remote, failure
 
 
@@ -35,3 +36,11 @@ def test_what_ssh_says_becomes_a_sentence_with_the_host(said, kind, told):
     assert type(error) is kind
     assert told in str(error)
     assert error.remedy
+
+
+@pytest.mark.parametrize(("rate", "words"), [("", []), ("50 MB", ["POLYFLEET_COPY_RATE=50 MB"])])
+def test_nodes_of_a_host_get_the_limit_for_copies_that_up_was_given(monkeypatch, rate, words):
+    monkeypatch.setenv("POLYFLEET_COPY_RATE", rate)
+    command = host_steps._host_command("/python", "/code", "/home", "join")
+    assert command[:3] == ["env", "PYTHONPATH=/code", "POLYFLEET_HOME=/home"]
+    assert command[3:] == [*words, "/python", "-P", "-m", "workers.node.host", "join"]

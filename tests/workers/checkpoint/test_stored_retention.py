@@ -142,13 +142,14 @@ def test_however_far_a_deletion_came_each_checkpoint_is_complete_or_not_listed_a
     assert steps >= 2 * 3, "manifest, shard and mark of two checkpoints"
 
 
-def test_a_checkpoint_whose_deletion_was_interrupted_can_be_uploaded_again(put, memory, tmp_path):
-    (name,) = put(1)
+def test_a_checkpoint_whose_deletion_was_interrupted_can_be_uploaded_again_beside_a_prune(put, memory, tmp_path):
+    old, name = put(1, 2)
     memory.rm_file(f"/bucket/runs/j/{name}/MANIFEST.json")
     memory.pipe({f"/bucket/runs/j/{name}/{stored_marks.DELETION}": b"x"})
-    copy(tmp_path / "disk" / name, ROOT)
-    put(2)
-    assert prune_stored(ROOT, 2)["deleted"] == [] and listed() == ["1", "2"]
+    deleted = []
+    copy(tmp_path / "disk" / name, ROOT, progress=lambda done, total: deleted.extend(prune_stored(ROOT, 9)["deleted"]))
+    assert deleted == [] and verify_location(f"{ROOT}/{name}")["ok"]
+    assert prune_stored(ROOT, 1)["deleted"] == [old]
 
 
 def test_damaged_ones_newer_than_the_newest_intact_one_stay_and_do_not_count(put, memory):

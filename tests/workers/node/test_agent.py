@@ -16,6 +16,8 @@ from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from workers.node.agent import Agent
 from workers.protocol.messages import PROTOCOL, AttemptStatus, Order
+from workers.storage.checkpoint_mirror import CheckpointMirror
+from workers.storage.pool_storage import PoolStorage
 
 DEADLINE_S = 180.0
 
@@ -85,6 +87,29 @@ def test_a_command_runs_to_its_end(agent):
     log = agent.logs("j", 1, 0, 0, 1000)
     assert log["data"].endswith(" out hello\n")
     assert log["ended"]
+
+
+def test_the_reply_with_an_end_says_that_its_checkpoints_may_not_be_uploaded_yet(agent, tmp_path):
+    """Otherwise the server could take the node for idle, and let an autoscaler remove it."""
+
+    def run(verb, arguments, progress=None):
+        return {"paths": [], "pinned": [], "rows": []}
+
+    mirror = CheckpointMirror(PoolStorage(tmp_path / "storage"), "cpu", "s3://bucket/runs", run=run)
+    agent._mirror = mirror
+    mirror.upload_due()
+    assert agent.poll(1, {}, {}, 0.0)["facts"]["pending_uploads"] == 0
+    agent.start(1, order(), {})
+    known = {}
+
+    def reply_with_end():
+        reply = agent.poll(1, {}, known, 1.0)
+        known.update({f"{r['job']}.{r['epoch']}.{r['node_rank']}": r["phase"] for r in reply["reports"]})
+        return reply if "ended" in known.values() else None
+
+    assert wait_for(reply_with_end, limit_s=DEADLINE_S)["facts"]["pending_uploads"] == 1
+    mirror.upload_due()
+    assert mirror.pending_uploads == 0
 
 
 def test_a_command_given_as_text_is_run_by_a_shell(agent):
