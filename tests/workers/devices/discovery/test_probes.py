@@ -9,7 +9,7 @@ from patience import wait_for
 
 from cluster.types import Finding
 from workers.devices.discovery import discover
-from workers.devices.discovery.machine import Machine
+from workers.devices.discovery.machine import Machine, tool_output
 from workers.devices.discovery.vendor_probe import probe
 
 
@@ -68,3 +68,11 @@ def test_a_tool_that_hangs_ends_with_the_probe_that_asked_it(machine, tmp_path):
     assert "did not finish within 4 s" in finding.message
     pids = [int((tmp_path / name).read_text()) for name in ("tool", "child")]
     wait_for(lambda: not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"])
+
+
+def test_what_a_tool_has_left_behind_ends_with_it(tmp_path):
+    """It is a child of nobody here: only the session tells that the tool has started it."""
+    script = f"(sh -c 'echo $$ > {tmp_path}/left; exec sleep 600' &); sleep 600"
+    assert tool_output(["sh", "-c", script], dict(os.environ), timeout_s=2)[1] == "sh did not finish within 2 s"
+    pid = int((tmp_path / "left").read_text())
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
