@@ -67,6 +67,26 @@ def test_what_exceeds_a_target_is_not_allowed(config, on, numbers, told):
     assert bool(refusal_reason(config, on, *numbers)) == bool(told)
 
 
+def test_the_oldest_triton_has_lines_of_its_own_and_what_spills_there_is_not_launched():
+    pytest.importorskip("torch")
+    from workers.kernels.drivers.triton_launch import DTYPE_NAMES, check_committed
+
+    older = DATA["older"]
+    assert older["triton"] == "3.4.0" and older["sources"] == resources.source_hashes()
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    for at, lines in older["lines"].items():
+        on, dtype = table.TARGETS[at.split()[0]], dtypes[at.split()[1]]
+        assert lines.keys() == {str(one) for one in table.configs(on, resources.DTYPES[at.split()[1]], (3, 4))}
+        for config in table.configs(on, resources.DTYPES[at.split()[1]], (3, 4)):
+            line = lines[str(config)]
+            if line[0] and not on.refusal_reason(*line):
+                check_committed(config, dtype, on, (3, 4))
+                continue
+            with pytest.raises(UserError, match=r"with Triton 3\.4: it is not launched"):
+                check_committed(config, dtype, on, (3, 4))
+            check_committed(config, dtype, on, (3, 7))
+
+
 def test_a_launch_is_refused_that_the_committed_table_does_not_hold():
     torch = pytest.importorskip("torch")
     from workers.kernels.drivers.triton_launch import check_committed

@@ -59,12 +59,8 @@ def refusal_reason(
     threads = config.warps * on.lanes
     if threads > on.threads:
         return f"{threads} threads; {on.name} allows {on.threads} per program"
-    if spills:
-        return f"spills {spills} registers"
-    if registers > on.registers:
-        return f"{registers} registers per thread; {on.name} has {on.registers}"
-    if shared_bytes > on.shared_bytes:
-        return f"{shared_bytes} bytes of shared memory; {on.name} allows {on.shared_bytes} per program"
+    if reason := on.refusal_reason(registers, spills, shared_bytes):
+        return reason
     if config.ctas > (table.MAX_CLUSTER_SIZE if on.clusters else 1):
         return f"a cluster of {config.ctas}; {on.name} allows {table.MAX_CLUSTER_SIZE if on.clusters else 'none'}"
     return ""

@@ -37,6 +37,17 @@ that are not multiples of 16). **None spills a register.** They have not been ru
 - A configuration that is not in the table is not launched on these targets. sm_86, sm_120, gfx1100 and Intel's GPUs are
   not in it: on them nothing is refused.
 - Clusters need Triton 3.8; older versions read rows of that width twice.
+- Intel: triton-xpu 3.3.0b1 compiled all 149 configurations of its target in float32 and bfloat16 to SPIR-V for PVC, the
+  first program of each, on 2026-11-28, with its search for SYCL's headers replaced. They need at most 64 KiB of shared
+  memory. SPIR-V states no registers, so spills were not measured.
+"""
+OLDER_HEAD = """
+## Triton {release}
+
+The version of torch 2.8, for {targets}. Of {count} configurations {refused} spill registers or
+need more than the target has, and {failed} do not compile. With this version their launch is refused. For other
+targets, the lines above are used.
+
 """
 
 
@@ -59,7 +70,17 @@ def data_of(rows: Sequence[KernelResources], before: Data | None = None) -> Data
         if key in new or key in retained:
             lines.setdefault(key[0], {})[key[1]] = new[key] if key in new else retained[key]
     releases = sorted({*(before["triton"] if before and retained else ()), *([installed()] if rows else ())})
-    return {"triton": releases, "sources": source_hashes(), "lines": lines}
+    older = {"older": before["older"]} if before and "older" in before else {}
+    return {"triton": releases, "sources": source_hashes(), "lines": lines} | older
+
+
+def older_data_of(rows: Sequence[KernelResources]) -> Data:
+    """Return the lines of an older version of Triton, also those that must not be launched; zeros: does not compile."""
+    lines: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        of_target = lines.setdefault(f"{row.target} {row.dtype}", {})
+        of_target[str(row.config)] = [getattr(row, name) for name in NUMBERS]
+    return {"triton": installed(), "sources": source_hashes(), "lines": lines}
 
 
 def _lines(before: Data | None) -> dict[tuple[str, str], list[int]]:
@@ -70,15 +91,26 @@ def _lines(before: Data | None) -> dict[tuple[str, str], list[int]]:
 
 def page(data: Data) -> str:
     """Return the text of docs/performance/kernel-resources.md."""
-    targets = list(dict.fromkeys(at.split()[0] for at in data["lines"]))
+    text = HEAD.format(releases=" and ".join(data["triton"])) + "\n" + _table(data["lines"])
+    if "older" in data:
+        older = data["older"]
+        lines = [(table.target(at.split()[0]), line) for at, rows in older["lines"].items() for line in rows.values()]
+        numbers = {
+            "targets": ", ".join(dict.fromkeys(on.name for on, _ in lines)),
+            "count": len(lines),
+            "refused": sum(bool(on.refusal_reason(*line)) for on, line in lines),
+            "failed": sum(not line[0] for _, line in lines),
+        }
+        text += OLDER_HEAD.format(release=older["triton"], **numbers) + _table(older["lines"])
+    return text
+
+
+def _table(all_lines: Data) -> str:
+    targets = list(dict.fromkeys(at.split()[0] for at in all_lines))
     columns = ("configuration", "values", *targets)
-    page_lines = [
-        HEAD.format(releases=" and ".join(data["triton"])),
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
-    ]
+    page_lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for dtype in DTYPES:
-        lines = {target: data["lines"].get(f"{target} {dtype}", {}) for target in targets}
+        lines = {target: all_lines.get(f"{target} {dtype}", {}) for target in targets}
         for config in sorted({config for line in lines.values() for config in line}):
             cells = (_cell(lines[target].get(config)) for target in targets)
             page_lines.append(f"| {config} | {dtype} | {' | '.join(cells)} |")
@@ -86,19 +118,32 @@ def page(data: Data) -> str:
 
 
 def _cell(line: list[int] | None) -> str:
-    return "" if line is None else f"{line[0]}, {line[2] / 1024:.3g}"
+    if line is None:
+        return ""
+    if not line[0]:
+        return "does not compile"
+    return f"{line[0]}, {line[2] / 1024:.3g}" + (f", **{line[1]} spilled**" if line[1] else "")
 
 
 def write(targets: Sequence[str] = table.COMMITTED) -> None:
     """Compile what the committed table lacks for the current sources, and write the table and its page.
 
-    Lines with clusters need a newer Triton than the others: run it once with each version.
+    Lines with clusters need a newer Triton than the others, and version 3.4 has lines of its own: run it once with
+    each version.
     """
     before = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
+    if before and major_minor(installed()) < table.OWN_LINES_BEFORE:
+        nvidia = [name for name in targets if table.target(name).vendor == "nvidia"]
+        jobs = launchable_configurations(nvidia, major_minor(installed()))
+        _write(before | {"older": older_data_of(compile_configurations(jobs))})
+        return
     existing = _lines(before)
     jobs = launchable_configurations(targets, major_minor(installed()))
     lacking = [job for job in jobs if (f"{job.target} {job.dtype}", str(job.config)) not in existing]
-    data = data_of(compile_configurations(lacking), before)
+    _write(data_of(compile_configurations(lacking), before))
+
+
+def _write(data: Data) -> None:
     COMMITTED.write_text(_text(data))
     PAGE.write_text(page(data))
 

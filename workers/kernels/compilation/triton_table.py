@@ -54,6 +54,16 @@ class CompileTarget(NamedTuple):
     threads: int = 1024
     clusters: bool = False
 
+    def refusal_reason(self, registers: int, spills: int, shared_bytes: int) -> str:
+        """Return why a program with these numbers must not be launched here, or ""."""
+        if spills:
+            return f"spills {spills} registers"
+        if registers > self.registers:
+            return f"{registers} registers per thread; {self.name} has {self.registers}"
+        if shared_bytes > self.shared_bytes:
+            return f"{shared_bytes} bytes of shared memory; {self.name} allows {self.shared_bytes} per program"
+        return ""
+
 
 TARGETS = {
     one.name: one
@@ -73,6 +83,8 @@ COMMITTED = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 """Targets in the committed table. Intel's GPUs are not in it: only their driver reports registers."""
 CLUSTERS_SINCE = (3, 8)
 """Older versions of Triton fail on a reduction over `num_ctas` (triton#9663)."""
+OWN_LINES_BEFORE = (3, 7)
+"""Older versions of Triton have lines of their own in the committed table, for targets of NVIDIA."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,14 @@ def target_of(device: torch.device) -> table.CompileTarget:
 
 
 @cache
-def committed() -> dict[str, dict[str, list[int]]]:
-    """Read sources/resources.json: {target and dtype: {configuration: [registers, spills, bytes of shared memory]}}."""
-    lines: dict[str, dict[str, list[int]]] = json.loads((SOURCES / "resources.json").read_text())["lines"]
+def committed(release: Version) -> dict[str, dict[str, list[int]]]:
+    """Read sources/resources.json: {target and dtype: {configuration: [registers, spills, bytes of shared memory]}}.
+
+    The lines are those of this version of Triton.
+    """
+    data = json.loads((SOURCES / "resources.json").read_text())
+    own_lines = data["older"]["lines"] if release < table.OWN_LINES_BEFORE else {}
+    lines: dict[str, dict[str, list[int]]] = data["lines"] | own_lines
     return lines
 
 
@@ -188,13 +193,22 @@ DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf
 """Names of dtypes in the committed table."""
 
 
-def check_committed(config: table.Config, dtype: torch.dtype, on: table.CompileTarget) -> None:
-    """Raise UserError if the committed table does not contain the configuration, or it spills."""
-    line = committed().get(f"{on.name} {DTYPE_NAMES[dtype]}", {}).get(str(config))
-    if line is None or line[1]:
-        problem = "has not been compiled ahead of time" if line is None else f"spills {line[1]} registers"
+def check_committed(
+    config: table.Config, dtype: torch.dtype, on: table.CompileTarget, release: Version | None = None
+) -> None:
+    """Raise UserError if the committed table of this version of Triton does not contain the configuration, or it needs
+    more than the target has.
+    """
+    release = release or installed() or table.OWN_LINES_BEFORE
+    line = committed(release).get(f"{on.name} {DTYPE_NAMES[dtype]}", {}).get(str(config))
+    if line is None:
+        problem = "has not been compiled ahead of time"
+    else:
+        problem = on.refusal_reason(*line) if line[0] else "does not compile"
+    if problem:
         raise UserError(
-            f"{config} {problem} for {on.name} in {DTYPE_NAMES[dtype]}: it is not launched",
+            f"{config} {problem} for {on.name} in {DTYPE_NAMES[dtype]} with Triton {release[0]}.{release[1]}: "
+            "it is not launched",
             "use kernels 'torch', or run `python -m workers.kernels.compilation.resources` to compile the table",
         )
 
