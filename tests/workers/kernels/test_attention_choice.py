@@ -160,3 +160,11 @@ def test_the_order_of_all_kernels_is_that_of_their_mean_speed():
     assert measured_order(CPU) == ("math", "flash")
     store("torch:math", 0.2, gradient=True)  # 0.9 on average
     assert measured_order(CPU) == ("flash", "math")
+
+
+def test_for_training_the_forward_and_its_gradient_are_measured_together():
+    probe = Probe("attention", ((1, 4, 9, 16), (1, 4, 9, 16), (1, 4, 9, 16)), causal=True)
+    arguments = probe.arguments(torch.float32, CPU)
+    for name, used in (("torch:math", {MATH}), ("torch:flash", {FLASH, FLASH_BACKWARD})):
+        plain, variant = comparison._backward(registry.create(name), probe, arguments)
+        assert kernels_used(plain) == {FLASH, FLASH_BACKWARD} and kernels_used(variant) == used

@@ -184,8 +184,8 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
     def plain() -> Any:
         return torch.autograd.grad(result, inputs, grad, retain_graph=True)
 
-    if kernels.differs_in == "attention":  # a variant of torch's function: autograd calls the kernel for its gradient
-        return plain, _backward_of_variant(kernels.name, probe, arguments, grad)
+    if kernels.differs_in == "attention":
+        return _training_with_variant(kernels.name, probe, learning, grad)
     method, options = getattr(kernels, f"{probe.operation}_backward"), probe.options
     first: Any = arguments
     if probe.operation == "softmax":
@@ -197,10 +197,16 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
     return plain, lambda: method(grad, *first, **options)
 
 
-def _backward_of_variant(name: str, probe: Probe, arguments: Arguments, grad: Tensor) -> Call:
-    learning = _learning(probe, arguments)
-    result = operators.attention(*learning, **probe.options, kernels=name)
-    return lambda: torch.autograd.grad(result, learning, grad, retain_graph=True)
+def _training_with_variant(name: str, probe: Probe, learning: Arguments, grad: Tensor) -> tuple[Call, Call]:
+    """Return functions that compute attention and its gradients, which one of torch's kernels must compute together."""
+
+    def plain() -> Any:
+        return torch.autograd.grad(probe.plain(*learning), learning, grad)
+
+    def variant() -> Any:
+        return torch.autograd.grad(operators.attention(*learning, **probe.options, kernels=name), learning, grad)
+
+    return plain, variant
 
 
 def _learning(probe: Probe, tensors: Arguments) -> Arguments:
