@@ -265,9 +265,15 @@ def test_tuning_measures_checks_and_remembers(home, outside):
     assert all(one.right and one.speedup > 0 for one in found)
 
 
-def test_tuning_never_chooses_what_changes_its_arguments_after_a_few_calls(home, outside, monkeypatch):
+def measured_silu():
+    """Two sizes: those that `tune` takes give the toy, which computes in float64, seconds of work."""
     from workers.kernels.dispatch import comparison
 
+    cases = [(Probe("silu", ((rows, 130),)), torch.float32) for rows in (70, 3)]
+    return comparison.measure(cases, [registry.create("toy")], torch.device("cpu"), rounds=6)
+
+
+def test_tuning_never_chooses_what_changes_its_arguments_after_a_few_calls(home, outside, monkeypatch):
     right, calls = registry.load("toy")._silu, []
 
     def late(self, x, out):
@@ -277,15 +283,13 @@ def test_tuning_never_chooses_what_changes_its_arguments_after_a_few_calls(home,
             x.mul_(2)
 
     monkeypatch.setattr(registry.load("toy"), "_silu", late)
-    found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
+    found = measured_silu()
     assert not found[0].right and found[1].right
 
 
 def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
-    from workers.kernels.dispatch import comparison
-
     monkeypatch.setattr(registry.load("toy"), "_silu", lambda self, x, out: out.copy_(x))
-    found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
+    found = measured_silu()
     assert found and not any(one.right for one in found)
     assert fastest_choices(found[0].situation.kind, {"toy": found[0].software}) == {}
 
