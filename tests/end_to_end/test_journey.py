@@ -134,10 +134,16 @@ def training(fleet: Orchestrator, tmp_path: Path) -> Training:
 
 
 @pytest.fixture(scope="module")
-def reference(shared_fleet: Orchestrator, tmp_path_factory: pytest.TempPathFactory) -> JobHandle:
-    """The training, never interrupted, in pool cpu."""
-    job = Training(shared_fleet, tmp_path_factory.mktemp("reference")).submit(resources={"pool": "cpu"})
-    assert job.result(LIMIT_S)["returned"] == {"first": 0}
+def reference(shared_fleet: Orchestrator, home: Path, tmp_path_factory: pytest.TempPathFactory) -> JobHandle:
+    """The training, never interrupted, in pool cpu. Its server is killed at HOLD_AT; the next one adopts it."""
+    training = Training(shared_fleet, tmp_path_factory.mktemp("reference"))
+    job = training.holds(resources={"pool": "cpu"})
+    server = fleet_processes.server(home)
+    server.kill()
+    wait_for(lambda: fleet_processes.ended(server))
+    with Orchestrator.connect() as again:
+        training.go_on()
+        assert again.job(job.id).result(LIMIT_S)["returned"] == {"first": 0}
     return job
 
 
@@ -169,6 +175,11 @@ def test_no_token_and_no_variable_of_ray_reaches_a_command(fleet: Orchestrator, 
     assert not [line for line in said.splitlines() if line.startswith(("RAY_", "POLYFLEET_HOME"))]
 
 
+def test_a_server_that_is_killed_comes_back_and_adopts_what_runs(fleet: Orchestrator, reference: JobHandle):
+    adopted = fleet.job(reference.id)
+    assert adopted.view["attempt"] == 1 and sorted(losses(adopted)) == list(range(1, STEPS + 1))
+
+
 def test_a_higher_priority_preempts_and_the_victim_goes_on_at_its_step(
     fleet: Orchestrator, training: Training, reference: JobHandle
 ):
@@ -194,18 +205,6 @@ def test_a_training_whose_rank_is_killed_resumes_on_the_next_kind(
     assert [attempt["pool"] for attempt in view["attempts"]] == ["other", "cpu"]
     assert (view["resumed_step"], view["interruptions"], view["restarts"]) == (SAVE_EVERY, 1, 0)
     assert losses(job) == pytest.approx(losses(reference), rel=1e-4)
-
-
-def test_a_server_that_is_killed_comes_back_and_adopts_what_runs(fleet: Orchestrator, training: Training, home: Path):
-    job = training.holds(resources={"pool": "other"})
-    server = fleet_processes.server(home)
-    server.kill()
-    wait_for(lambda: fleet_processes.ended(server))
-    with Orchestrator.connect() as again:
-        training.go_on()
-        adopted = again.job(job.id)
-        assert adopted.result(LIMIT_S)["returned"] == {"first": 0}
-        assert adopted.view["attempt"] == 1 and sorted(losses(adopted)) == list(range(1, STEPS + 1))
 
 
 def test_a_checkpoint_goes_to_the_other_kind_and_the_training_goes_on_there(
