@@ -114,11 +114,14 @@ class Driver:
 
     def run(self, module: str, name: str, *arrays: Any, **constants: Any) -> Any:
         """Call a function of sources/pallas_<module>.py. It is compiled once per shapes, dtypes and constants."""
+        import jax
+
         self.check_process()
         key = f"{module}.{name}"
         if key not in self._functions:
             self._functions[key] = self._compiled(module, name)
-        return self._functions[key](*arrays, **constants)
+        with jax.default_device(self.device):  # else a call whose result needs no array starts JAX's platforms
+            return self._functions[key](*arrays, **constants)
 
     def _compiled(self, module: str, name: str) -> Callable[..., Any]:
         import jax
