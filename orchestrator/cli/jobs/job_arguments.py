@@ -1,10 +1,12 @@
 """Convert the arguments of `polyfleet submit`, `run` and `offer` to job specs. No side effects; it only reads files."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
+from orchestrator.spec import deadlines
 from orchestrator.spec.job_spec import JobSpec, load_jobs, parse_job
 from orchestrator.submission import env_file
 from orchestrator.submission.submission import to_dict
@@ -49,7 +51,10 @@ def _apply_options(data: Data, arguments: SubmitArguments, variables: dict[str, 
     if arguments.data:
         data["data"] = [*data.get("data", []), *map(_data, arguments.data)]
     _choose_devices(data, arguments)
-    return parse_job(data)
+    spec = parse_job(data)
+    if spec.deadline is not None:
+        deadlines.wall_s(spec.deadline, time.time())  # before a server is started for it
+    return spec
 
 
 def _load_files(arguments: SubmitArguments) -> list[Data]:

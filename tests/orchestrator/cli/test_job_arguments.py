@@ -1,5 +1,6 @@
 import pytest
 
+from cluster.errors import SpecError
 from orchestrator.cli.jobs.job_arguments import DEVICE_FIELDS, SubmitArguments, build_specs
 from orchestrator.spec.job_spec_parts import ResourceSpec
 from tests.spec_fields import OF_JOB
@@ -44,3 +45,12 @@ def test_a_pool_of_the_command_line_replaces_the_pools_of_the_job_and_of_its_can
         "pool": "c",
         "ordered": [{"accelerators": "cpu"}, {"accelerators": "tpu"}],
     }
+
+
+@pytest.mark.parametrize("deadline", ["2020-01-01T00:00:00Z", "2020-01-01T02:00:00+02:00"])
+def test_a_deadline_that_is_past_is_refused_before_a_server_is_asked_or_started(tmp_path, deadline):
+    (tmp_path / "job.yaml").write_text(f'command: "true"\ndeadline: "{deadline}"\n')
+    with pytest.raises(SpecError, match=r"deadline: .* is in the past; it is 2"):
+        build_specs(SubmitArguments([str(tmp_path / "job.yaml")]))
+    (tmp_path / "job.yaml").write_text('command: "true"\ndeadline: 6h\n')
+    assert build_specs(SubmitArguments([str(tmp_path / "job.yaml")]))[0].deadline == "6h"
