@@ -164,6 +164,8 @@ def test_what_a_stop_costs_is_the_time_to_save_and_the_progress_since_the_checkp
 def test_an_attempt_that_was_lost_says_nothing_of_what_a_stop_costs(running, t):
     c = running
     c.hear("a", reports(t, (1, 5e8), (2, 5e8 + 1), (9, 5e8 + 2)))
+    c.tell(DrainRequested("a", now=True))
+    c.tell(StopAnswered("a", "j", 1, "preempt"))
     c.hear("a", t.ended("j", 1, state="lost", kind="lost"), after_s=4.0)
     assert c.control.progress["j"].stops_s == 0.0
 

@@ -105,9 +105,9 @@ def test_a_job_that_may_not_be_stopped_does_not_borrow_since_it_could_not_give_b
 
 def test_of_a_project_beyond_its_quota_those_that_may_be_stopped_are_the_borrowers(w, fleet):
     projects = {"vision": replace(VISION, borrow=True), "speech": Project({"nvidia": 1})}
-    held = [*jobs(w, 1, "pinned", preemptible=False), *jobs(w, 3, "r", priority=5)]
+    held = [*jobs(w, 1, "pinned", preemptible=False), *jobs(w, 2, "r", priority=5), w.job("other", priority=9)]
     decided = plan(fleet([w.job("own", number=9, project="speech")], held, projects))
-    assert [(p.victim, p.job) for p in decided.preempt] == [("r3", "own")]
+    assert [(p.victim, p.job) for p in decided.preempt] == [("r2", "own")]
     full = plan(fleet([w.job("own", number=9, project="speech")], jobs(w, 4, "pinned", preemptible=False), projects))
     assert full.preempt == ()
 
