@@ -87,10 +87,10 @@ def test_what_is_downloaded_now_stays_until_the_download_has_ended(put, tmp_path
     assert prune_stored(ROOT, 1)["deleted"] == [names[0]]
 
 
-@pytest.mark.parametrize("text", [f"{time.time() - HOLD_S - 1:.0f}", "no time", ""])
+@pytest.mark.parametrize("text", ["{old_s:.0f}", "no time", ""])
 def test_a_hold_whose_process_was_killed_or_that_is_no_time_protects_nothing(put, memory, text):
-    names = put(1, 2)
-    memory.pipe({f"/bucket/runs/j/{names[0]}/{HOLD}": text.encode()})
+    names, old_s = put(1, 2), time.time() - HOLD_S - 1
+    memory.pipe({f"/bucket/runs/j/{names[0]}/{HOLD}": text.format(old_s=old_s).encode()})
     assert prune_stored(ROOT, 1)["deleted"] == [names[0]]
 
 
