@@ -1,30 +1,25 @@
-"""Checkpoints of a pool whose `storage` is an object store.
+"""Checkpoints of a pool whose `storage` is an object store: what this node saves is uploaded.
 
 Jobs save on the node's own disk, without the store's credentials; this mirror uploads what was committed there, with
 the credentials of the node's environment, in child processes. A checkpoint is in the store once its manifest is, which
-is uploaded last. What is only in the store is listed as if it were here, and downloaded before it is read.
+is uploaded last.
 """
 
-import builtins
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from pathlib import Path
 
-from cluster.errors import NotFound, PolyfleetError, SpecError
+from cluster.errors import PolyfleetError, SpecError
 from cluster.host import file_lock
-from cluster.input import checkpoint_location
 from cluster.paths import home, private_dir
 from cluster.types import Finding
-from workers.errors import CheckpointError
-from workers.processes.interpreter import interpreter
-from workers.storage.pool_checkpoints import PoolCheckpoints
 from workers.storage.pool_storage import PoolStorage
+from workers.storage.stored_pool_checkpoints import RunTool, StoredPoolCheckpoints, run_in_pool_environment
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +29,12 @@ PAUSE_FACTOR = 20.0
 """Pause after a search of the disk for new checkpoints, as a multiple of its duration."""
 HOLD_EVERY_S = 30.0
 REMEDY = "check the node's network, its credentials for the store, and that the store's library is installed there"
-Data = dict[str, Any]
 
 
-class RunTool(Protocol):
-    def __call__(self, verb: str, arguments: Data, progress: Callable[[int, int], None] | None = None) -> Any: ...
+class CheckpointMirror(StoredPoolCheckpoints):
+    """Checkpoints on this node and below `uri`, and the thread that uploads the former.
 
-
-def run_in_pool_environment(verb: str, arguments: Data, progress: Callable[[int, int], None] | None = None) -> Any:
-    """Run a checkpoint tool in a child process with the pool's Python."""
-    from workers.checkpoint.tools import run_in_child
-
-    return run_in_child(verb, arguments, progress, interpreter())
-
-
-class CheckpointMirror(PoolCheckpoints):
-    """Checkpoints on this node and below `uri`, with the methods of PoolCheckpoints.
-
-    `keep_of` returns how many checkpoints a job keeps, None if this node does not know the job. Each method that lists
-    raises FleetError if the store does not respond: what it has may be newer than what is here.
+    `keep_of` returns how many checkpoints a job keeps, None if this node does not know the job.
     """
 
     def __init__(
@@ -63,132 +45,11 @@ class CheckpointMirror(PoolCheckpoints):
         keep_of: Callable[[str], int | None] = lambda job: None,
         run: RunTool = run_in_pool_environment,
     ):
-        super().__init__(storage, pool)
-        self.uri, self._keep_of, self._run = str(checkpoint_location.parse_uri(uri, "storage", _tested())), keep_of, run
-        self._mark = f".stored-{hashlib.sha256(self.uri.encode()).hexdigest()[:8]}"
-        self._rows: dict[str, Data] = {}
-        self._damaged: dict[str, str] = {}
+        super().__init__(storage, pool, uri, run)
+        self._keep_of = keep_of
         self._retry_s: dict[Path, tuple[float, float]] = {}
         self._problem, self._has_access = "", False
-        self._lock = threading.Lock()
         self._pending, self._is_counted, self._search = 0, False, threading.Event()
-
-    # -- what is here or in the store
-
-    def list(self, prefix: str) -> "list[Data]":
-        stored = self._stored(prefix)
-        here = [row | _pin_of(stored.pop(row["path"], {})) for row in super().list(prefix)]
-        newest_first = sorted(here + list(stored.values()), key=lambda row: (row["step"], row["path"]), reverse=True)
-        return sorted(newest_first, key=lambda row: str(PurePosixPath(row["path"]).parent))
-
-    def resolve(self, path: str) -> Data:
-        stored, error = self._stored(path), None
-        try:
-            here = super().resolve(path)
-        except CheckpointError as e:
-            here, error = {"path": "", "passed_over": []}, e
-        if path in (here["path"], *stored):
-            return {"path": path, "passed_over": []}
-        below = [row for row in stored.values() if str(PurePosixPath(row["path"]).parent) == path]
-        sound = [row for row in below if not row["problem"]]
-        newest = max(sound, key=_order, default=None)
-        if newest is not None and _step(newest["path"]) > _step(here["path"]):
-            here = here | {"path": newest["path"]}
-        elif error is not None:
-            raise error
-        elif below and not here["path"]:
-            raise CheckpointError(f"no checkpoint in {self.uri}/{path} is sound: {below[0]['problem']}")
-        newer = [row for row in below if row["problem"] and _step(row["path"]) > _step(here["path"])]
-        return here | {"passed_over": [*here["passed_over"], *map(_passed_over, newer)]}
-
-    def describe(self, path: str) -> Data:
-        if self._is_here(path):
-            return super().describe(path)
-        row = self._stored_row(path)
-        if "damaged" not in row:
-            raise CheckpointError(row["problem"], "copy it again from its source")
-        return {key: value for key, value in row.items() if key != "problem"}
-
-    def verify(self, path: str) -> Data:
-        if self._is_here(path):
-            return super().verify(path)
-        result: Data = self._run("verify", {"place": self._uri(path)})
-        if not result["ok"]:
-            self._damaged[path] = result["problems"][0]
-            raise CheckpointError(result["problems"][0], "resume from an older checkpoint, or copy this one again")
-        self._damaged.pop(path, None)
-        return result | {"path": path}
-
-    def hold(self, path: str) -> None:
-        """Protect a checkpoint on this node from deletion; what is only in the store is not deleted from here."""
-        if self._is_here(path):
-            super().hold(path)
-        else:
-            self._stored_row(path)
-
-    def _is_here(self, path: str) -> bool:
-        from workers.checkpoint.format.manifest import NAME
-
-        return self._storage.exists(path) and os.path.lexists(self._storage.resolve(path) / NAME)
-
-    def _stored_row(self, path: str) -> Data:
-        try:
-            return self._stored(path)[path]
-        except KeyError:
-            raise NotFound(f"no checkpoint {path!r} on this node or in {self.uri}", "list its parent folder") from None
-
-    def _stored(self, prefix: str) -> dict[str, Data]:
-        """Rows of the checkpoints in the store at or below `prefix`. Manifests that were read before are cached."""
-        root = str(PurePosixPath(prefix).parent) if prefix.rpartition("/")[2].startswith("step-") else prefix
-        root = "" if root == "." else root
-        with self._lock:
-            cached = {path: row for path, row in self._rows.items() if _is_below(path, root)}
-            relative = [path.removeprefix(f"{root}/") for path in cached]
-            reply = self._run("stored", {"root": self._uri(root), "described": relative})
-            rows = cached | {_join(root, row["path"]): row for row in reply["rows"]}
-            pinned = {_join(root, name) for name in reply["pinned"]}
-            rows = {
-                path: rows[path] | {"path": path, "pinned": path in pinned}
-                for path in (_join(root, name) for name in reply["paths"])
-            }
-            self._rows = {path: row for path, row in self._rows.items() if path not in cached} | rows
-        damaged = {path: {"problem": reason, "damaged": reason} for path, reason in self._damaged.items()}
-        return {path: row | damaged.get(path, {}) for path, row in rows.items() if _is_below(path, prefix)}
-
-    def _uri(self, path: str) -> str:
-        """The URI of a path. Raises SpecError for names that the store's library would take for a pattern."""
-        return str(checkpoint_location.parse_uri(f"{self.uri}/{path}" if path else self.uri, "path", _tested()))
-
-    # -- copies on this node
-
-    def pin_copy(self, path: str, remove: bool) -> None:
-        """Pin or unpin the copy of a checkpoint on this node, if there is one. The pin in the store is not changed."""
-        from workers.checkpoint.disk.pins import pin, unpin
-
-        if self._is_here(path):
-            (unpin if remove else pin)(self._storage.resolve(path))
-
-    def remove_old_copies(self, folder: str, oldest: str, stored: Collection[str]) -> tuple[str, ...]:
-        """Remove copies on this node that were uploaded from `folder` and are older than `oldest` there, except those
-        of checkpoints in `stored`, and pinned and held ones. Returns the names of those removed.
-        """
-        from workers.checkpoint.disk.files import Files
-        from workers.checkpoint.disk.pins import is_held, is_pinned
-        from workers.checkpoint.disk.retention import remove_checkpoint
-        from workers.checkpoint.format.step_folders import newest_first, step_of
-
-        if not self._storage.exists(folder):
-            return ()
-        oldest_step, removed = step_of(Path(oldest)), builtins.list[str]()
-        for copy in newest_first(self._storage.resolve(folder)):
-            is_old = step_of(copy) < oldest_step and copy.name not in stored
-            if is_old and os.path.lexists(copy / self._mark) and not is_pinned(copy) and not is_held(copy):
-                with suppress(OSError):  # the job's own `keep` may remove it, too
-                    remove_checkpoint(Files(), copy)
-                    removed.append(copy.name)
-        return tuple(removed)
-
-    # -- uploads
 
     @property
     def pending_uploads(self) -> int:
@@ -321,36 +182,3 @@ class CheckpointMirror(PoolCheckpoints):
     def _path(self, folder: Path) -> str:
         path = folder.relative_to(self._storage.root)
         return "" if path == Path() else path.as_posix()
-
-
-def _tested() -> tuple[str, ...]:
-    from workers.checkpoint.transfer.stores import IN_MEMORY
-
-    return IN_MEMORY
-
-
-def _join(root: str, path: str) -> str:
-    return f"{root}/{path}" if root else path
-
-
-def _is_below(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(f"{root}/")
-
-
-def _step(path: str) -> int:
-    from workers.checkpoint.format.step_folders import step_of
-
-    return step_of(Path(path)) if path else -1
-
-
-def _pin_of(stored: Data) -> Data:
-    """The pin of a checkpoint in the store, to add to the row of its copy on this node."""
-    return {"pinned": True} if stored.get("pinned") else {}
-
-
-def _order(row: Data) -> tuple[int, str]:
-    return row["step"], row["created"]
-
-
-def _passed_over(row: Data) -> dict[str, str]:
-    return {"path": row["path"], "reason": row["problem"]}
