@@ -33,7 +33,13 @@ ROOT = Path(__file__).parents[1]
 # The pool environment has no pytest and needs none: ours is pure Python, shown to it alone, without our torch.
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Torch's and the vendors' own, in that older environment.
-NOISE = ("DeprecationWarning", "FutureWarning", "UserWarning:intel_extension_for_pytorch", "UserWarning:torch_xla")
+NOISE = (
+    "DeprecationWarning",
+    "FutureWarning",
+    "UserWarning:intel_extension_for_pytorch",
+    "UserWarning:torch_xla",
+    "UserWarning:torch.autograd.graph",  # IPEX replaces layer_norm without its own autograd kernel
+)
 # Of what `.ci/run` installs, that environment has the compiler.
 HAS = "compiler"
 

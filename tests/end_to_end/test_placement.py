@@ -96,7 +96,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     assert f"in {measured['run']}" in placed["data"]["reason"] and "samples/s" in placed["data"]["reason"]
     [first, *_] = mixed.jobs.offers(job)["offers"]
     assert (first["pool"], first["chosen"], first["wait"]) == ("cpu", True, "now")
-    assert first["items_per_s"] == first["measured"]["items_per_s"] == pytest.approx(rate["cpu"])
+    assert first["items_per_s"] == first["rate"]["per_s"] == pytest.approx(rate["cpu"])
     told = json.dumps(mixed.jobs.explain(after.id))
     assert told.count("measured") >= 2 and "unmeasured" not in told
     it_moves_there_once_that_pays(mixed, job, tmp_path / "may-end", until)

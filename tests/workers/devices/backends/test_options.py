@@ -14,6 +14,7 @@ from cluster.errors import UserError
 from workers import kernels as registry
 from workers.devices import backends
 from workers.devices.backends import torch_settings
+from workers.kernels.dispatch.fastest import kind_of
 from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, software_of, store_measurement
 from workers.options.config import PolyfleetConfig
 
@@ -53,7 +54,7 @@ def test_the_chosen_kernel_of_attention_runs(choice, operator):
 def test_measured_attention_tries_the_fastest_kernel_first(speedup, operator, tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
     if speedup:
-        situation = Situation("cpu", "attention", "float32", "prefill-s256-d16")
+        situation = Situation(kind_of(torch.device("cpu")), "attention", "float32", "prefill-s256-d16")
         software = software_of(registry.create("torch:math"))
         assert store_measurement(KernelMeasurement(situation, "torch:math", software, speedup, speedup, speedup))
     query = torch.rand(1, 2, 32, 16)
@@ -163,9 +164,7 @@ def test_programs_are_kept_in_the_persistent_cache(tmp_path):
 
 CACHED = """
 import sys, torch
-from workers import kernels as registry
 from workers.devices import backends
-from workers.kernels.dispatch.tuner import KernelMeasurement, Situation, software_of, store_measurement
 from workers.options.config import PolyfleetConfig
 with backends.create("xla", config=PolyfleetConfig(tpu={"persistent_cache": sys.argv[1]})) as backend:
     x = torch.ones(64, 64, device=backend.device)
