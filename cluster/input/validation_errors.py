@@ -152,6 +152,8 @@ def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
         case "literal_error" | "enum" if isinstance(error.value, str):
             valid = re.findall(r"'([^']*)'", str(error.context.get("expected", "")))
             return f"unknown value {_short_text(error.value)}", nearest(error.value, valid)
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, got {_short_text(error.value)}", ""
         case "value_error" | "assertion_error":
             return _reword(error.message), ""
     return f"{_reword(error.message)}, got {_short_text(error.value)}", ""

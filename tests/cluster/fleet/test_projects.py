@@ -25,7 +25,7 @@ def test_a_quota_is_by_kind_or_back_end_in_the_catalogues_words():
         ({"quota": {"H100": 1, "nvidia:H100": 2}}, "projects.p.quota", "names one kind twice"),
         ({"quota": [3]}, "projects.p.quota", "must be a mapping of kinds to numbers"),
         ({"borow": True}, "projects.p.borow", "did you mean 'borrow'?"),
-        ({"borrow": "yes"}, "projects.p.borrow", "boolean"),
+        ({"borrow": "yes"}, "projects.p.borrow", "must be true or false"),
     ],
 )
 def test_a_wrong_project_is_named_with_what_to_write(project, field, message):

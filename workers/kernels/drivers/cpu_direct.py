@@ -18,7 +18,8 @@ from workers.kernels.base import KernelBackend
 from workers.kernels.drivers.cpu_library import DTYPES
 
 MIN_SMALL_ROWS, MAX_SMALL_ELEMENTS = 64, 1 << 14
-"""Layer norm, softmax and SiLU of so many rows but few elements are torch's: the call takes most of the time there."""
+"""Layer norm, softmax and SiLU of at least this many rows and at most this many elements are torch's: the call takes
+most of the time there."""
 
 
 class FastPath(KernelBackend):
@@ -33,7 +34,7 @@ class FastPath(KernelBackend):
         raise NotImplementedError
 
     def multiplies_by_torch(self, dtype: torch.dtype, rows: int, b_transposed: bool) -> bool:
-        """Return whether torch computes a product with a matrix, whose first array has so many rows."""
+        """Return whether torch computes the product of an array with `rows` rows and a matrix."""
         raise NotImplementedError
 
     def attends_by_torch(self, dtype: torch.dtype, query_tokens: int, causal: bool) -> bool:

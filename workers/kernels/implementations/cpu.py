@@ -24,7 +24,7 @@ FEATURES = ("sse2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512
 """CPU features that change the code which the compiler generates from these sources."""
 
 MIN_QUERY_TOKENS = 16
-"""From so many tokens on, attention in float32 is torch's."""
+"""Torch computes attention in float32 from this number of query tokens on."""
 
 
 class Kernels(FastPath):
