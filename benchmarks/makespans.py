@@ -9,7 +9,6 @@ jobs could be divided among kinds, but not run on two at a time. No schedule is 
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -44,10 +43,7 @@ def main() -> None:
         rows.append(_row(trace, fleet))
         sys.stdout.write(_line(rows[-1]) + "\n")
         sys.stdout.flush()
-    if given.output:
-        given.folder = Path(given.folder.name)
-        found = {"rows": rows, **machine.circumstances(given, before)}
-        given.output.write_text(json.dumps(found, indent=1, default=str) + "\n")
+    machine.write({"rows": rows}, given, before)
 
 
 def _batches(folder: Path, quick: bool) -> list[tuple[Trace, Fleet]]:

@@ -7,7 +7,6 @@ was chosen on the traces `first`; `second` decided between 0.2 and 0.3; `unseen`
 """
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -52,10 +51,7 @@ def main() -> None:
             each["against_the_first"] = {key: _ratio(each[key], rows[0][key]) for key in FIGURES}
             sys.stdout.write(_line(each) + "\n")
         found += rows
-    if given.output:
-        given.folder = Path(given.folder.name)
-        told = {"rows": found, "traces": [vars(recipe) for recipe in RECIPES], **machine.circumstances(given, before)}
-        given.output.write_text(json.dumps(told, indent=1, default=str) + "\n")
+    machine.write({"rows": found, "traces": [vars(recipe) for recipe in RECIPES]}, given, before)
 
 
 def row(given: argparse.Namespace, name: str, tail: float) -> dict[str, Any]:

@@ -8,7 +8,6 @@ With --controller the whole controller plans, on nodes of 4 and of 12 devices.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -63,10 +62,7 @@ def main() -> None:
             rows.append(row(given.folder, name, rules))
             sys.stdout.write(_line(rows[-1]) + "\n")
             sys.stdout.flush()
-    if given.output:
-        given.folder = Path(given.folder.name)
-        told = {"rows": rows, **machine.circumstances(given, before)}
-        given.output.write_text(json.dumps(told, indent=1, default=str) + "\n")
+    machine.write({"rows": rows}, given, before)
 
 
 def _runs(name: str) -> list[Rules]:

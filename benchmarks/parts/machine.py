@@ -1,6 +1,7 @@
 """What the numbers were measured on."""
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -36,6 +37,14 @@ def circumstances(arguments: argparse.Namespace, before: list[float], folder: Pa
         "load_average": {"before": before, "after": load()},
         "settings": {name: value for name, value in vars(arguments).items() if name not in NO_SETTINGS},
     }
+
+
+def write(results: dict[str, Any], arguments: argparse.Namespace, before: list[float]) -> None:
+    """Write results and circumstances to `arguments.output`, if it is set; of `arguments.folder` only the name."""
+    if arguments.output:
+        arguments.folder = Path(arguments.folder.name)
+        text = json.dumps({**results, **circumstances(arguments, before)}, indent=1, default=str)
+        arguments.output.write_text(f"{text}\n")
 
 
 def load() -> list[float]:

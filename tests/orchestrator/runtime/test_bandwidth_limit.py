@@ -3,25 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from passing_time import PassingTime
 
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from orchestrator.runtime.checkpoints.bandwidth_limit import Pacer, RateLimit
 
 MB = 10**6
-
-
-class Time:
-    """Passes while somebody sleeps."""
-
-    def __init__(self):
-        self.now_s = 100.0
-
-    def now(self):
-        return self.now_s
-
-    def sleep(self, wait_s):
-        self.now_s += wait_s
 
 
 def test_pieces_wait_for_those_before_them_and_a_rest_is_not_made_up_for():
@@ -40,7 +28,7 @@ def machines(recorded):
 
 def test_what_one_machine_sends_and_receives_keeps_to_the_limit_together(machines):
     a, b, c, _ = machines
-    time = Time()
+    time = PassingTime()
     pace = RateLimit(MB, time.now, time.sleep)
     pace.wait(a, b, 2 * MB)
     assert time.now_s == 100.0
