@@ -2,7 +2,7 @@
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the tests that every change must pass: unit and contract tests, one real fleet; 10 to 17 minutes on 2 cores
 #   make test-all  the slow tests that `make test` leaves out: lost heads, several machines, the demo, whole benchmarks;
-#                15 to 26 minutes on 2 cores
+#                15 to 40 minutes on 2 cores
 #   make flaky   repeat the tests of a tier in random order under load, to find those that fail sometimes; N=20 TIER=gate,
 #                TESTS="tests/cluster tests/test_runs.py" a part of them, FLAKY="-o FILE" adds the runs to FILE
 #   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 35 minutes,

@@ -22,8 +22,11 @@ from orchestrator.simulation.replay import TOGETHER_S, Replayed, Stays
 from orchestrator.simulation.trace_jobs import STORAGE, TraceJobs
 from orchestrator.simulation.traces import Trace
 
-STEPS = 10**9
-"""Number of steps that each job reports; the trace's own numbers may be fractions."""
+STEPS_PER_S = 10_000
+"""Steps per second that a job reports on its fastest kind, because the trace's own steps may be fractions.
+
+So a step is as much work for each job of a workload, as the controller assumes.
+"""
 
 PER_NODE = 8
 
@@ -32,12 +35,16 @@ WARM_S = (0.0, 1.0, 2.0, 3.0)
 
 
 class ControllerReplay(InstantFleet):
-    """A replay. `left`: remaining steps of each job, in the trace's steps."""
+    """A replay.
+
+    `left`: remaining steps of each job, of the trace. `total_steps`: all steps of a job, in the unit of its messages.
+    """
 
     def __init__(self, trace: Trace, fleet: Fleet, policy: Policy, restart_s: float):
         self.trace, self.restart_s, self.jobs = trace, restart_s, TraceJobs(trace, fleet)
         super().__init__(fleet, policy, self.jobs.throughput)
         self.left = trace.steps.astype(np.float64).copy()
+        self.total_steps = np.ceil(trace.steps / trace.rate.max(axis=0) * STEPS_PER_S).astype(np.int64)
         self.end_s = np.full(trace.jobs, np.nan)
         self.submitted, self.ended = 0, 0
         self.stays: list[tuple[int, int, float, float]] = []
@@ -58,24 +65,24 @@ class ControllerReplay(InstantFleet):
         )  # fmt: skip
 
     def _step(self, job: int) -> int:
-        fraction = 1.0 - float(self.left[job] / self.trace.steps[job])
-        return min(STEPS - 1, max(0, int(fraction * STEPS)))
+        fraction, total = 1.0 - float(self.left[job] / self.trace.steps[job]), int(self.total_steps[job])
+        return min(total - 1, max(0, int(fraction * total)))
 
     def add_rank_events(self) -> None:
         """Report the progress of each job; at first also the steps that show its rate, and a checkpoint."""
         for attempt in self.running.values():
             if self.now_s < attempt.progress_start_s + WARM_S[-1]:
                 continue
-            step = self._step(attempt.job)
+            step, total = self._step(attempt.job), int(self.total_steps[attempt.job])
             if not attempt.has_rate:
                 attempt.has_rate = True
-                steps_per_s = STEPS * self._rate(attempt) / float(self.trace.steps[attempt.job])
+                steps_per_s = total * self._rate(attempt) / float(self.trace.steps[attempt.job])
                 first_step = step - steps_per_s * (self.now_s - attempt.progress_start_s)
                 for after_s in WARM_S:
                     reported_step = max(0, int(first_step + steps_per_s * after_s))
-                    attempt.add_event("report", attempt.progress_start_s + after_s, step=reported_step, of=STEPS)
+                    attempt.add_event("report", attempt.progress_start_s + after_s, step=reported_step, of=total)
                 self._checkpoint(attempt)
-            attempt.add_event("report", self.now_s, step=step, of=STEPS)
+            attempt.add_event("report", self.now_s, step=step, of=total)
 
     def _checkpoint(self, attempt: RunningAttempt) -> None:
         if self._may_save(attempt):

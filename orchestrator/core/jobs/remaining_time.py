@@ -1,10 +1,11 @@
 """Estimate the remaining time of a job on a number of devices of a kind. Pure.
 
 Sources, best first: its own reports, its user's declaration, earlier jobs of its workload, or as long as it has run.
-Its speed, on a kind where it has not reported one, is that which another job of its workload reported there.
+Its speed, on a kind where it has not reported one, is its own on another kind, scaled by a benchmark or by what other
+jobs of its workload reported on both, or else what another job reported there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,9 @@ from orchestrator.core.model import Job, Progress, Running
 from orchestrator.core.throughput import History, Throughput
 
 Source = Literal["declared", "reported", "history", "attained"]
+
+StepRates = Mapping[tuple[str, int], tuple[float, str]]
+"""By kind and number of devices: steps per second, and the other job that reported them or ""."""
 
 INFINITE = float("inf")
 MIN_REMAINING_S = 1.0
@@ -127,19 +131,31 @@ def _rate(job: Job, kind: str, devices: int, evidence: Evidence) -> tuple[float,
     return rate / count * devices * _ratio(job, kind, other, evidence), speed_of
 
 
-def _reported_rates(job: Job, kind: str, evidence: Evidence) -> dict[tuple[str, int], tuple[float, str]]:
-    """Return (rate, other job that reported it or "") by kind and devices: the job's own rates, and on kinds where it
-    has none those of other jobs that ran its workload like a candidate for `kind`.
+def _reported_rates(job: Job, kind: str, evidence: Evidence) -> StepRates:
+    """Return the job's own rates, and on kinds where it has none those of other jobs of its workload.
+
+    Not on a kind whose speed relative to one of its own follows from a benchmark or from other jobs: this ratio holds
+    also if other jobs count other steps.
     """
-    own = {settings: (rate, "") for settings, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
+    own, others = _own_rates(evidence), _rates_of_others(job, kind, evidence)
+    ran_on = {at for at, _ in own}
+    tables = (_benchmarks(job, evidence), _by_device(others))
+    elsewhere = {at for at, _ in others} - ran_on
+    without_ratio = {at for at in elsewhere if not any(_first_ratio(at, one, tables) for one in ran_on)}
+    return {**own, **{(at, count): rate for (at, count), rate in others.items() if at in without_ratio}}
+
+
+def _own_rates(evidence: Evidence) -> StepRates:
+    return {settings: (rate, "") for settings, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
+
+
+def _rates_of_others(job: Job, kind: str, evidence: Evidence) -> StepRates:
+    """Return the rates of other jobs that ran the workload like a candidate for `kind`."""
     if not evidence.throughput.step_rates:
-        return own
+        return {}
     of_workload = (evidence.throughput.reported(job, n) for n in _candidates_for(job, kind))
     others = next(filter(None, of_workload), {})
-    ran_on = {at for at, _ in own}
-    return own | {
-        settings: (other.steps_per_s, other.job) for settings, other in others.items() if settings[0] not in ran_on
-    }
+    return {settings: (rate.steps_per_s, rate.job) for settings, rate in others.items()}
 
 
 def _mean_rate(job: Job, kind: str, devices: int, evidence: Evidence, total: int) -> float:
@@ -179,13 +195,35 @@ def _ratio(job: Job, kind: str, other: str, evidence: Evidence) -> float:
 
 
 def _measured_ratio(job: Job, kind: str, other: str, evidence: Evidence) -> float | None:
-    """Return the relative speed from benchmarks of the workload, else from reported rates on both kinds."""
-    fast, slow = (_measured(job, one, evidence) for one in (kind, other))
-    if not (fast and slow):
-        rates = _reported_rates(job, kind, evidence)
-        fast, slow = (_device_rate(one, rates) for one in (kind, other))
-    ratio = fast / slow if fast and slow else 0.0
-    return ratio if 0 < ratio < INFINITE else None
+    """Return the relative speed from benchmarks of the workload, else from reported rates on both kinds: those of one
+    job rather than of several, which may count different steps.
+    """
+    return _first_ratio(kind, other, _tables(job, kind, evidence))
+
+
+def _tables(job: Job, kind: str, evidence: Evidence) -> Iterator[Callable[[str], float]]:
+    yield _benchmarks(job, evidence)
+    yield _by_device(_own_rates(evidence))
+    if others := _rates_of_others(job, kind, evidence):
+        yield _by_device(others)
+        yield _by_device(_reported_rates(job, kind, evidence))
+
+
+def _first_ratio(kind: str, other: str, tables: Iterable[Callable[[str], float]]) -> float | None:
+    """Return the ratio of two kinds in the first table of rates that has both; None if there is none."""
+    for rate_on in tables:
+        fast, slow = rate_on(kind), rate_on(other)
+        if fast and slow and 0 < fast / slow < INFINITE:
+            return fast / slow
+    return None
+
+
+def _benchmarks(job: Job, evidence: Evidence) -> Callable[[str], float]:
+    return lambda kind: _measured(job, kind, evidence)
+
+
+def _by_device(rates: StepRates) -> Callable[[str], float]:
+    return lambda kind: _device_rate(kind, rates)
 
 
 def _measured(job: Job, kind: str, evidence: Evidence) -> float:
@@ -204,7 +242,7 @@ def _candidates_for(job: Job, kind: str) -> list[int]:
     return matching or list(numbers)
 
 
-def _device_rate(kind: str, rates: Mapping[tuple[str, int], tuple[float, str]]) -> float:
+def _device_rate(kind: str, rates: StepRates) -> float:
     """Return the reported steps per second per device, from the run with the fewest devices; 0 for none."""
     on_kind = [(count, rate / count) for (at, count), (rate, _) in rates.items() if at == kind]
     return min(on_kind)[1] if on_kind else 0.0

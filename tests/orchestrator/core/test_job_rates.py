@@ -171,6 +171,25 @@ def test_its_own_rate_on_a_kind_comes_before_that_of_another_job(w):
     own = Progress(step=0, of=1000, rates={(CPU, 1): 5.0})
     known = Evidence(reported(cpu=10.0, tpu=50.0), own)
     assert remaining(job, CPU, 1, known) == Remaining(200.0, "reported", 5.0)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_other_jobs_that_count_other_steps_say_only_how_much_faster_a_kind_is(w, unit):
+    """A job of twice the length may call a hundredth of its work a step, as this one does."""
+    job = w.job("later", w.want("any"), workload="digits")
+    own = Progress(step=0, of=1000, rates={(CPU, 1): 5.0})
+    known = Evidence(reported(cpu=10.0 * unit, tpu=50.0 * unit), own)
+    assert remaining(job, TPU, 1, known) == Remaining(40.0, "reported", 25.0)
+    row = Measured(1000.0, 990.0, 1010.0, "sample", "bench-1", 40.0)
+    rows = {("digits", "train", CPU, "fp32"): row, ("digits", "train", TPU, "fp32"): replace(row, items_per_s=2000.0)}
+    benchmarked = Evidence(replace(reported(tpu=50.0 * unit), rows=rows), own)
+    assert remaining(job, TPU, 1, benchmarked) == Remaining(100.0, "reported", 10.0)
+    assert has_evidence(job, TPU, known) and has_evidence(job, TPU, benchmarked)
+
+
+def test_another_job_is_believed_on_a_kind_that_nothing_compares_with_its_own(w):
+    job = w.job("later", w.want("any"), workload="digits")
+    known = Evidence(reported(tpu=50.0), Progress(step=0, of=1000, rates={(CPU, 1): 5.0}))
     assert remaining(job, TPU, 1, known) == Remaining(20.0, "reported", 50.0, "first")
 
 
