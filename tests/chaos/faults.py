@@ -223,8 +223,11 @@ class Case:
         return gang
 
     def single(self, **fields: Any) -> Training:
-        """On `right`, with `left` to go to, where a command runs already."""
-        alone = self.train(resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}, **fields)
+        """On `right`, with `left` to go to, where a command runs already. Only a fault moves it: the command that waits
+        for `right` would, after a minute, since the training could run on `left`.
+        """
+        resources = {"ordered": [{"pool": "right"}, {"pool": "left"}]}
+        alone = self.train(resources=resources, preemptible=False, **fields)
         self.works()
         self.run(f"while [ ! -e {self.end} ]; do sleep 0.2; done", resources={"node": "left-0"})
         self.run("true", resources={"pool": "right"})
