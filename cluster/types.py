@@ -78,8 +78,8 @@ class NodeFacts:
 
     `versions` has python, ray, torch, … of its environment, read without importing torch.
     `storage` is its pool's checkpoint folder; nodes with one `storage_id` share the folder, "" means unknown.
-    `object_store` is the URI to which checkpoints in `storage` are uploaded, "" for none; `pending_uploads` counts
-    those that are not there yet.
+    `object_store` is the URI to which checkpoints and files of jobs in `storage` are uploaded, "" for none;
+    `pending_uploads` counts checkpoints and jobs whose upload is not complete.
     `neighbours` are the other pools whose checkpoints it can read.
     `agent_created` is when the process `agent_pid` started, as cluster.host.processes reads it.
     `use` lists the accelerators whose load can be read without opening them.

@@ -105,9 +105,9 @@ class NodeView(TypedDict):
     storage_id: str
     """Nodes with the same one share the storage; empty if unknown."""
     object_store: str
-    """URI to which the checkpoints in `storage` are uploaded; empty for none."""
+    """URI to which checkpoints and files of jobs in `storage` are uploaded; empty for none."""
     pending_uploads: int
-    """Checkpoints in `storage` that are not in the object store yet."""
+    """Checkpoints, and folders of jobs' files, in `storage` that are not in the object store yet."""
     neighbours: list[str]
     """Other pools whose checkpoints it can read."""
     findings: list[NodeFindingView]

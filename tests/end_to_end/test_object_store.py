@@ -1,4 +1,4 @@
-"""A real fleet with a pool whose storage is an S3 bucket behind HTTP: train, lose the node's disk, resume, clean up."""
+"""A real fleet with a pool whose storage is an S3 bucket behind HTTP: lose the node's disk, resume, clean up."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from patience import wait_for
 from s3_server import S3Server
 
-from orchestrator import Orchestrator, TrainJob
+from orchestrator import Orchestrator, RunJob, TrainJob
 
 pytestmark = pytest.mark.full
 FLEET = """
@@ -83,3 +83,33 @@ def test_a_training_outlives_the_disk_of_its_node_and_its_checkpoints_are_pinned
     assert copied["step"] == 10 and steps(o, "disk", "copied") == [10]
     o.checkpoints.copy("disk:copied", "store:returned")
     wait_for(lambda: s3.files().glob(f"{bucket_uri.removeprefix('s3://')}/returned/*/MANIFEST.json"), "", 180)
+
+
+WRITES_TWICE = """
+echo $POLYFLEET_EPOCH >> $POLYFLEET_OUTPUT_DIR/seen
+test $(wc -l < $POLYFLEET_OUTPUT_DIR/seen) = 2 || sleep 600
+"""
+
+
+def test_files_of_a_job_outlive_the_disk_of_its_node_and_its_next_attempt_starts_with_them(
+    stored_fleet: Orchestrator, own_home: Path, bucket_uri: str, s3: S3Server, tmp_path: Path
+):
+    o = stored_fleet
+    job = o.submit(RunJob(command=WRITES_TWICE, resources={"pool": "store"}, recovery={"grace": "1s"}))
+    prefix, folder = f"{bucket_uri.removeprefix('s3://')}/.files/{job.id}", own_home / "storage" / "store" / job.id
+    wait_for(lambda: (folder / "output-1/seen").exists() and (folder / "output-1/seen").read_text() == "1\n")
+    (node,) = (row["node"] for row in o.inventory() if row["pool"] == "store")
+    o.nodes.drain(node, now=True)
+    wait_for(lambda: s3.files().glob(f"{prefix}/output-1/*/FILES.json"), lambda: o.fleet.doctor(), 180)
+    wait_for(lambda: pending(o) == 0)
+    shutil.rmtree(folder)
+
+    o.nodes.resume(node)
+    assert job.wait(180).state == "SUCCEEDED"
+    wait_for(lambda: s3.files().glob(f"{prefix}/output-2/*/FILES.json"), lambda: o.fleet.doctor(), 180)
+    wait_for(lambda: not s3.files().glob(f"{prefix}/output-1/*"))
+    wait_for(lambda: pending(o) == 0)
+
+    shutil.rmtree(folder)
+    job.get("seen", str(tmp_path / "seen"))
+    assert (tmp_path / "seen").read_text() == "1\n2\n" and (folder / "output-2/seen").exists()

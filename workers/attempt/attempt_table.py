@@ -165,6 +165,14 @@ class AttemptTable:
             attempts = list(self._attempts.values())
         return [a for a in attempts if a.is_live]
 
+    def ended_attempts(self) -> list[tuple[str, int]]:
+        """The newest (job, epoch) of each job that ran here, if it has ended on this node."""
+        with self._changed:
+            newest = {job: max(attempt.epoch for attempt in ids) for job, ids in self._ids.items()}
+            attempts = list(self._attempts.values())
+        live = {(a.id.job, a.id.epoch) for a in attempts if a.is_live or a.is_starting}
+        return [attempt for attempt in newest.items() if attempt not in live]
+
     def renew(self, requested_s: float | None = None) -> None:
         """Renew all leases in full from `requested_s` on, the time of the controller's call (default: now)."""
         requested_s = None if requested_s is None else min(requested_s, lease.now_s())

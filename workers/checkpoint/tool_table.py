@@ -102,6 +102,10 @@ TOOLS = {
     "stage": Tool(
         "transfer.stored_checkpoints:stage", {"source": READ_ANYWHERE, "target": WRITTEN_FOLDER}, has_progress=True
     ),
+    "stored_files": Tool("transfer.stored_files:stored_files"),
+    "put_files": Tool("transfer.stored_files:put_files", has_progress=True),
+    "fetch_files": Tool("transfer.stored_files:fetch_files", has_progress=True),
+    "remove_stored_files": Tool("transfer.stored_files:remove_stored_files"),
     "keep": Tool("exchange.script_versions:keep", limits=Limits.UNTRUSTED),
     "hand_on": Tool("exchange.script_versions:hand_on", limits=Limits.UNTRUSTED),
 }

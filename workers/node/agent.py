@@ -96,8 +96,8 @@ class Agent(NodeFiles, NodeExecs):
         self._attempts = AttemptManager(
             folder, identity.storage, identity.node, self._code_archives, self._threads, self._fences, launcher
         )
-        if self._mirror is not None:
-            self._mirror.start()
+        for mirror in self._mirrors:
+            mirror.start()
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._facts_sent_s = float("-inf")
         self._last_contact_s = time.monotonic()
@@ -114,6 +114,9 @@ class Agent(NodeFiles, NodeExecs):
 
     def _checkpoints_to_keep(self, job: str) -> int | None:
         return self._attempts.checkpoints_to_keep(job)
+
+    def _ended_attempts(self) -> list[tuple[str, int]]:
+        return self._attempts.ended_attempts()
 
     def _threads(self, order: Order) -> int:
         return threads_per_rank(self._cores(), len(self._devices), order)
@@ -139,12 +142,12 @@ class Agent(NodeFiles, NodeExecs):
         self._facts_sent_s = time.monotonic()
         ray = _ray()
         node_id = ray.get_runtime_context().get_node_id() if ray else ""
-        findings = self._findings + (self._mirror.findings() if self._mirror else ())
+        findings = self._findings + tuple(finding for mirror in self._mirrors for finding in mirror.findings())
         facts = node_facts(self._identity, self._devices, findings, node_id, self.address())
         current = replace(
             facts, cpu_count=self._cores(), notice=self._notices.active_notice, use=self._use.current(self._devices)
         )
-        pending = self._mirror.pending_uploads if self._mirror else 0
+        pending = sum(mirror.pending_uploads for mirror in self._mirrors)
         current = replace(current, data=self._data.keys(), pending_uploads=pending)
         plain: dict[str, Any] = to_plain(current)
         return plain
@@ -209,8 +212,9 @@ class Agent(NodeFiles, NodeExecs):
         leases = [a.lease_s * SILENT_SHARE_OF_LEASE for a in self._attempts.live_attempts()]
         due_s = 0.0 if self._facts_sent_s == float("-inf") else timeout_s
         statuses = self._attempts.wait_for_changes(cursors, last_phases, min([due_s, *leases]), gather_s)
-        if self._mirror and any(status.phase == "ended" for status in statuses):
-            self._mirror.search_now()
+        if self._mirrors and any(status.phase == "ended" for status in statuses):
+            for mirror in self._mirrors:
+                mirror.search_now()
             self._facts_sent_s = float("-inf")  # the server must not take the node for idle before the search has ended
         fields = {
             "reports": [r.to_plain() for r in statuses],
@@ -237,6 +241,7 @@ class Agent(NodeFiles, NodeExecs):
         removed_attempts = self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
         for job, epoch in removed_attempts:
             self._job_files.remove(job, epoch)
+            self.remove_stored_files(job, epoch)
         return removed_attempts
 
     def copy_script_checkpoint(self, job: str, epoch: int, *arguments: Any) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class NodeIdentity:
     """Names and folders of an agent's node.
 
     `neighbours` are the storages of other pools that this machine can read, by pool. `fleet` is the identity of the
-    fleet that the agent serves, "" for none. `object_store` is the URI to which checkpoints in `storage` are uploaded,
-    "" for none.
+    fleet that the agent serves, "" for none. `object_store` is the URI to which checkpoints and files of jobs in
+    `storage` are uploaded, "" for none.
     """
 
     node: str

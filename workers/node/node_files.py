@@ -10,6 +10,7 @@ from workers.storage.checkpoint_tools import CheckpointTools
 from workers.storage.checkpoint_uploads import IDLE_TIMEOUT_S, CheckpointUploads
 from workers.storage.code_archives import NodeCodeArchives
 from workers.storage.data_cache import DataCache
+from workers.storage.job_file_mirror import JobFileMirror
 from workers.storage.job_files import JobFiles
 from workers.storage.pool_checkpoints import PoolCheckpoints
 from workers.storage.pool_storage import PoolStorage
@@ -26,6 +27,7 @@ class NodeFiles:
         self._storage = PoolStorage(identity.storage)
         self._code_archives = NodeCodeArchives(identity.node_dir / "packages")
         self._mirror = self._make_mirror(identity)
+        self._file_mirror = self._make_file_mirror(identity)
         self._checkpoints = self._mirror or PoolCheckpoints(self._storage, identity.pool)
         self._uploads = CheckpointUploads(self._storage, identity.pool)
         self._job_files = JobFiles(self._storage)
@@ -35,6 +37,18 @@ class NodeFiles:
     def _make_mirror(self, identity: NodeIdentity) -> CheckpointMirror | None:
         uri = identity.object_store
         return CheckpointMirror(self._storage, identity.pool, uri, self._checkpoints_to_keep) if uri else None
+
+    def _make_file_mirror(self, identity: NodeIdentity) -> JobFileMirror | None:
+        uri = identity.object_store
+        return JobFileMirror(self._storage, identity.node, uri, self._ended_attempts) if uri else None
+
+    @property
+    def _mirrors(self) -> list[CheckpointMirror | JobFileMirror]:
+        return [mirror for mirror in (self._mirror, self._file_mirror) if mirror is not None]
+
+    def _ended_attempts(self) -> list[tuple[str, int]]:
+        """The newest (job, epoch) of each job that ran on this node, if it has ended here."""
+        return []
 
     def _checkpoints_to_keep(self, job: str) -> int | None:
         """How many checkpoints a job of this node keeps; None if the node does not know the job."""
@@ -141,8 +155,21 @@ class NodeFiles:
     # -- files of jobs
 
     def files_of(self, job: str, pool: str = "") -> dict[str, Any]:
-        """Return the newest epoch with a folder of files here: {"epoch": 0 for none, "storage": its identity}."""
-        return JobFiles(self._readable(pool)).newest(job)
+        """Return the newest epoch with a folder of files here: {"epoch": 0 for none, "storage": its identity}.
+
+        If the folder was downloaded from the pool's object store, "origin" is the node that wrote it, and "missing" a
+        sentence on files that the store does not have.
+        """
+        newest, is_own = JobFiles(self._readable(pool)).newest(job), pool in ("", self._identity.pool)
+        if self._file_mirror is None or not is_own:
+            return newest | {"origin": "", "missing": ""}
+        return newest | self._file_mirror.origin(job, newest["epoch"])
+
+    def restore_files(self, job: str, node: str, floor: int, wait_s: float) -> dict[str, Any]:
+        """Download what a node uploaded of a job to the pool's object store; see JobFileMirror.restore."""
+        if self._file_mirror is None:
+            return {"epoch": 0, "progress": [0, 0]}
+        return self._file_mirror.restore(job, node, int(floor), float(wait_s))
 
     def list_files(self, folder: str, path: str, after: str, pool: str = "") -> dict[str, Any]:
         """List a folder: {"entries", "after": where to continue, or ""}. See cluster/input/folder_access.py."""
@@ -203,14 +230,23 @@ class NodeFiles:
         self, upload: str, names: list[list[str]], job: str, epoch: int, running: bool, force: bool
     ) -> list[str]:
         """Move files of an upload into the job's folder; see JobFiles.put. Raises Conflict."""
-        return self._job_files.put(upload, names, job, epoch, running, force)
+        paths = self._job_files.put(upload, names, job, epoch, running, force)
+        if self._file_mirror is not None and not running:
+            self._file_mirror.mark_changed(job, epoch)
+        return paths
 
     def make_files(self, job: str, epoch: int) -> None:
         """Create an empty folder of files for an attempt."""
         self._storage.make_folder(f"{job}/output-{int(epoch)}")
 
     def remove_files(self, job: str, epoch: int) -> None:
+        """Remove the files of attempts up to `epoch` from this node's storage."""
         self._job_files.remove(job, epoch)
+
+    def remove_stored_files(self, job: str, epoch: int) -> None:
+        """Remove the files of attempts up to `epoch` from the pool's object store, later and in the background."""
+        if self._file_mirror is not None:
+            self._file_mirror.remove(job, int(epoch))
 
     def files_sizes(self) -> dict[str, int]:
         """Return the bytes of each job's folder in this pool's storage."""

@@ -41,7 +41,7 @@ class StoredPoolCheckpoints(PoolCheckpoints):
 
     def __init__(self, storage: PoolStorage, pool: str, uri: str, run: RunTool = run_in_pool_environment):
         super().__init__(storage, pool)
-        self.uri, self._run = str(checkpoint_location.parse_uri(uri, "storage", _tested())), run
+        self.uri, self._run = str(checkpoint_location.parse_uri(uri, "storage", tested_schemes())), run
         self._mark = f".stored-{hashlib.sha256(self.uri.encode()).hexdigest()[:8]}"
         self._rows: dict[str, Data] = {}
         self._damaged: dict[str, str] = {}
@@ -131,7 +131,7 @@ class StoredPoolCheckpoints(PoolCheckpoints):
 
     def _uri(self, path: str) -> str:
         """The URI of a path. Raises SpecError for names that the store's library would take for a pattern."""
-        return str(checkpoint_location.parse_uri(f"{self.uri}/{path}" if path else self.uri, "path", _tested()))
+        return str(checkpoint_location.parse_uri(f"{self.uri}/{path}" if path else self.uri, "path", tested_schemes()))
 
     # -- copies on this node
 
@@ -163,7 +163,7 @@ class StoredPoolCheckpoints(PoolCheckpoints):
         return tuple(removed)
 
 
-def _tested() -> tuple[str, ...]:
+def tested_schemes() -> tuple[str, ...]:
     from workers.checkpoint.transfer.stores import IN_MEMORY
 
     return IN_MEMORY

@@ -40,10 +40,15 @@ class FileMoves:
         if not any(attempt.started for attempt in launch.previous_attempts):
             return ""
         set_activity("looks for its files")
-        located = self._locator.find(launch.job, launch.previous_attempts)
+
+        def on_progress(node: str, done_bytes: int, total_bytes: int) -> None:
+            set_activity(f"downloads its files to {node} ({done_bytes >> 20} of {total_bytes >> 20} MiB)")
+
+        located = self._locator.find_or_download(launch.job, launch.previous_attempts, on_progress)
         away = f"its files on {', '.join(located.away)} cannot be reached" if located.away else ""
         try:
-            missing = "; ".join(filter(None, (away, *self._ensure_on_nodes(launch, located, set_activity))))
+            lost = (folder.missing for folder in located.folders)
+            missing = "; ".join(filter(None, (away, *lost, *self._ensure_on_nodes(launch, located, set_activity))))
             if missing:
                 log.warning("%s starts without some of its files: %s", launch.job, missing)
             return missing

@@ -4,10 +4,11 @@ A listing contains the location of each folder (attempt, node, pool). Clients se
 that the server need not search for the job's folder for every piece.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import NotFound, UserError
+from cluster.errors import FleetError, NotFound, UserError
 from cluster.input.folder_access import normalize_path
 from orchestrator.core.controller.attempts import previous_attempts
 from orchestrator.core.jobs.fold import Record
@@ -18,6 +19,8 @@ from orchestrator.views.files import DestinationView, HashesView
 COMMIT_S = 3600.0
 PIECE_S = 120.0
 MAX_NAMES = 1000
+DOWNLOAD_WAIT_S = 20.0
+"""Time for which a request waits while a node downloads files from an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class FolderRef:
 class JobFileService:
     """Access to the files of jobs. Every method may raise FleetError (no node can reach them now) or NotFound."""
 
-    def __init__(self, agents: Agents):
-        self._agents = agents
+    def __init__(self, agents: Agents, download_wait_s: float = DOWNLOAD_WAIT_S):
+        self._agents, self._download_wait_s = agents, download_wait_s
         self._locations = FileLocator(agents)
 
     def page(self, record: Record, path: str, after: str) -> dict[str, Any]:
@@ -82,8 +85,21 @@ class JobFileService:
         return page
 
     def _find_folders(self, record: Record) -> LocatedFiles:
-        """Find the job's folders. Raises FleetError if the files are only on nodes that are away."""
-        located = self._locations.find(record.job.id, previous_attempts(record.attempts))
+        """Find the job's folders.
+
+        Raises FleetError if the files are only on nodes that are away, or are still being downloaded.
+        """
+        job, deadline_s = record.job.id, time.monotonic() + self._download_wait_s
+
+        def on_progress(node: str, done_bytes: int, total_bytes: int) -> None:
+            if time.monotonic() >= deadline_s:
+                done = f"{done_bytes / 2**20:,.1f} of {total_bytes / 2**20:,.1f} MiB"
+                raise FleetError(
+                    f"node {node} is still downloading the files of {job} from the object store of its pool ({done})",
+                    "run the command again: the download continues",
+                )
+
+        located = self._locations.find_or_download(job, previous_attempts(record.attempts), on_progress)
         if not located.folders and located.away:
             raise self._locations.away_error(record.job.id, located.away)
         return located
@@ -206,4 +222,5 @@ def _choose_folders(folders: list[dict[str, Any]], path: str) -> tuple[list[dict
 
 
 def _notes(located: LocatedFiles) -> list[str]:
-    return [f"files on node {name} are missing: it is away" for name in located.away]
+    away = [f"files on node {name} are missing: it is away" for name in located.away]
+    return away + [folder.missing for folder in located.folders if folder.missing]

@@ -79,13 +79,23 @@ class Clock:
 
 
 def folder_remover(agents: Agents) -> RemoveFolders:
-    """Make a function that calls the node to remove folders, then removes the fences of those jobs."""
+    """Make a function that calls the node to remove folders, then removes the fences of those jobs.
+
+    If the node does not respond, others remove what it uploaded to an object store, since it may never come back.
+    """
+    requested = set[AttemptFolderRef]()
 
     def remove_folders(folders: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
         node = folders[0].node
-        pairs = agents.call(
-            node, "remove_all_files", agents.generation, [(folder.job, folder.epoch) for folder in folders]
-        )
+        try:
+            pairs = agents.call(
+                node, "remove_all_files", agents.generation, [(folder.job, folder.epoch) for folder in folders]
+            )
+        except FleetError:
+            due = [folder for folder in folders if folder not in requested]
+            if due and _remove_from_stores(agents, due):
+                requested.update(due)
+            raise
         removed = [AttemptFolderRef(node, job, epoch) for job, epoch in pairs]
         for job in dict.fromkeys(folder.job for folder in removed):
             with suppress(FleetError):  # a fence that stays is a few bytes
@@ -93,6 +103,19 @@ def folder_remover(agents: Agents) -> RemoveFolders:
         return removed
 
     return remove_folders
+
+
+def _remove_from_stores(agents: Agents, folders: list[AttemptFolderRef]) -> bool:
+    """Have one node of each pool with an object store remove the files of jobs there. Return whether one did."""
+    nodes = {other.facts.pool: name for name, other in agents.ready() if other.facts and other.facts.object_store}
+    epochs = {folder.job: folder.epoch for folder in sorted(folders, key=lambda folder: folder.epoch)}
+    removed = False
+    for name in nodes.values():
+        with suppress(FleetError):
+            for job, epoch in epochs.items():
+                agents.call(name, "remove_stored_files", job, epoch)
+            removed = True
+    return removed
 
 
 class Housekeeping(threading.Thread):

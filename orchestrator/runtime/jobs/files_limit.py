@@ -73,4 +73,5 @@ class FilesLimit:
                 ended_s[job], epochs[job] = record.ended_s, record.job.epoch
         for job in select_jobs(sizes, ended_s, limit_bytes):
             self._agents.call(node, "remove_files", job, epochs[job])
+            self._agents.call(node, "remove_stored_files", job, epochs[job])
             log.info("the files of %s in pool %s were removed: %s is %d bytes", job, pool, SETTING, limit_bytes)

@@ -112,6 +112,19 @@ def test_the_reply_with_an_end_says_that_its_checkpoints_may_not_be_uploaded_yet
     assert mirror.pending_uploads == 0
 
 
+def test_an_attempt_counts_as_ended_once_nothing_of_it_runs_also_after_its_rank_folders_were_removed(agent):
+    """Then its files are uploaded, if the pool has an object store."""
+    agent.start(1, order(command=("sleep", "600")), {})
+    assert agent._ended_attempts() == []
+    agent.stop(1, "j", 1, "cancel")
+    ended(agent)
+    assert agent._ended_attempts() == [("j", 1)]
+    agent.remove_shared_files(1, "j", 1)
+    assert agent._ended_attempts() == [("j", 1)]
+    agent.remove_all_files(1, [("j", 1)])
+    assert agent._ended_attempts() == []
+
+
 def test_a_command_given_as_text_is_run_by_a_shell(agent):
     agent.start(1, order() | {"command": "exit 7"}, {})
     assert ended(agent).outcome.exit_codes == {0: 7}
