@@ -225,7 +225,9 @@ class JobFileMirror:
             download = self._downloads.get((job, node))
             if download is None or download.is_old(floor, ABSENT_S):
                 newest = int(self._files.newest(job)["epoch"])
-                if newest >= floor and self.origin(job, newest)["origin"] != node:
+                others = [d for key, d in self._downloads.items() if key[0] == job and key != (job, node)]
+                is_occupied = newest >= floor and self.origin(job, newest)["origin"] != node
+                if is_occupied or not all(other.has_ended for other in others):
                     raise Conflict(
                         f"node {self._node} has other files of {job}", "send the request to another node of its pool"
                     )

@@ -105,6 +105,17 @@ def test_a_restarted_agent_uploads_nothing_again_but_what_a_client_changed_since
     assert content(restore(node("b"))) == {"x": b"2"}
 
 
+def test_a_change_of_a_downloaded_folder_is_uploaded_also_after_a_restart(node, memory):
+    a, b = node("a", ("j", 1)), node("b")
+    write(a, 1, {"x": b"1"})
+    a.upload_due()
+    (restore(b) / "x").write_bytes(b"2")
+    b.mark_changed("j", 1)
+    node("b").upload_due()
+    node("b").upload_due()
+    assert content(restore(node("c"))) == {"x": b"2"}
+
+
 def test_of_nodes_that_share_a_folder_each_uploads_it_when_its_own_part_has_ended(node, memory, tmp_path):
     storage, uploads = PoolStorage(tmp_path / "shared"), []
 
@@ -396,6 +407,8 @@ def test_a_download_goes_on_while_nobody_waits_and_says_how_far_it_is(node, memo
     assert b.restore("j", "a", 1, 0.0)["epoch"] is None
     assert reached.wait(LIMIT_S)
     assert b.restore("j", "a", 1, 0.0)["progress"][1] == 20
+    with pytest.raises(Conflict, match="node b has other files of j"):
+        b.restore("j", "another", 1, 0.0)
     go_on.set()
     deadline_s = time.monotonic() + LIMIT_S
     while b._files.newest("j")["epoch"] != 1 and time.monotonic() < deadline_s:
