@@ -44,6 +44,7 @@ MOVES: dict[tuple[State, str], State] = {
     (S.RUNNING, "failed"): S.FAILED,
     (S.RUNNING, "interrupted"): S.RECOVERING,
     (S.RUNNING, "preempted"): S.SAVING,
+    (S.SAVING, "started"): S.SAVING,
     (S.SAVING, "finished"): S.SUCCEEDED,
     (S.SAVING, "failed"): S.FAILED,
     (S.SAVING, "interrupted"): S.RECOVERING,

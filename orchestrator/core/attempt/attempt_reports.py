@@ -14,7 +14,6 @@ from orchestrator.core.controller.draft import Draft
 from orchestrator.core.controller.messages import Heartbeat, PartUnreadable
 from orchestrator.core.controller.nodes import Node, UntrackedAttempt
 from orchestrator.core.jobs import job_rates, progress
-from orchestrator.core.states import State
 from orchestrator.core.step_rates import StepRate
 from orchestrator.core.timing import NODE_SILENT_S, UNTRACKED_RETRY_S
 from workers.protocol.messages import AttemptStatus, RankEvent
@@ -96,7 +95,7 @@ def _apply_phase(draft: Draft, status: AttemptStatus, part: AttemptPart) -> None
     else:
         move_part(draft, job, rank, f"reported_{status.phase}")
     attempt = draft.attempts[job]
-    if status.phase == "running" and draft.records[job].job.state is State.STARTING and attempt.is_running:
+    if status.phase == "running" and draft.records[job].may_start and attempt.is_running:
         draft.event(job, "started", attempt.epoch)
 
 

@@ -195,7 +195,7 @@ def _request_stop(draft: Draft, job: str, node: str, how: str) -> None:
 
 def _conclude(draft: Draft, attempt: LiveAttempt) -> None:
     """Store the end of the attempt, release its reservation, and let its nodes remove its files."""
-    if draft.records[attempt.job].job.state is State.STARTING and _has_run(attempt):
+    if draft.records[attempt.job].may_start and _has_run(attempt):
         draft.event(attempt.job, "started", attempt.epoch)  # it ended before a status showed it running
     record, stop_took_s = draft.records[attempt.job], None
     if record.job.state is State.CANCELLED:

@@ -105,6 +105,14 @@ class Record:
         return last if last and last.ended_s is None else None
 
     @property
+    def may_start(self) -> bool:
+        """Return True if `started` of its newest attempt may follow, also after a request to save and stop: ranks that
+        ran until then have written files, with which the next attempt continues.
+        """
+        last = self.live_attempt
+        return self.job.state in (State.STARTING, State.SAVING) and last is not None and last.started_s is None
+
+    @property
     def needs_copies(self) -> bool:
         """Return True if its newest checkpoint has fewer copies on other machines than the job requests."""
         if not self.job.replicas or self.checkpoint is None or not self.checkpoint.get("node"):
@@ -220,7 +228,8 @@ def _noted(record: Record, event: Event) -> Record:
 
 def _moved(record: Record, event: Event) -> Record:
     state = MOVES[record.job.state, event.event]
-    updated = replace(record, job=replace(record.job, state=state), reason=event.data.get("reason", ""))
+    reason = event.data.get("reason", record.reason if state is record.job.state else "")
+    updated = replace(record, job=replace(record.job, state=state), reason=reason)
     updated = UPDATES.get(event.event, lambda same, _: same)(updated, event)
     return replace(updated, ended_s=event.time_s) if state in TERMINAL else updated
 

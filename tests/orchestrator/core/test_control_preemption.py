@@ -6,6 +6,7 @@ import pytest
 
 from cluster.types import Notice
 from orchestrator.core.controller import messages as m
+from orchestrator.core.controller.attempts import previous_attempts
 from orchestrator.core.controller.commands import Launch, RemoveFiles, Stop
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.model import Recovery
@@ -96,6 +97,31 @@ def test_an_attempt_that_is_being_launched_when_its_node_has_a_notice_saves_once
     events, commands = c.hear("a", facts=told_to_go(t, "a", "its machine is shut down"))
     assert (events, commands) == ([("j", "preempted", 1)], [])
     assert c.tell(m.Launched("j", 1))[1] == [Stop("a", "j", 1, "preempt")]
+
+
+@pytest.mark.parametrize("shown", ["running", "ended"])
+def test_ranks_that_ran_before_a_stop_of_a_starting_attempt_have_started(c, w, t, shown):
+    """So that the next attempt continues with the files that they have written."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.tell(m.Launched("j", 1))
+    assert c.tell(m.DrainRequested("a", now=True))[0] == [("node/a", "drained", 0), ("j", "preempted", 1)]
+    why = c.control.records["j"].reason
+    if shown == "running":
+        assert c.hear("a", t.report("j", 1, 0, "running"))[0] == [("j", "started", 1)]
+        assert (c.state("j"), c.control.records["j"].reason) == ("SAVING", why)
+    events, _ = c.hear("a", t.ended("j", 1, 0, "preempted", codes={0: 0}))
+    assert events == [("j", "started", 1)] * (shown == "ended") + [("j", "interrupted", 1)]
+    assert [one.started for one in previous_attempts(c.control.records["j"].attempts)] == [True]
+
+
+def test_an_attempt_that_was_stopped_before_its_ranks_ran_has_not_started(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.tell(m.Launched("j", 1))
+    c.tell(m.DrainRequested("a", now=True))
+    assert c.hear("a", t.ended("j", 1, 0, "preempted"))[0] == [("j", "interrupted", 1)]
+    assert [one.started for one in previous_attempts(c.control.records["j"].attempts)] == [False]
 
 
 def test_a_notice_that_came_while_no_server_ran_is_acted_on_by_the_next(c, w, t):
