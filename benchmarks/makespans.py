@@ -96,8 +96,8 @@ def _line(row: dict[str, Any]) -> str:
     free, costly = (row[f"restarts_of_{restart_s:.0f}_s"] for restart_s in RESTARTS_S)
     return (
         f"{row['batch']:24} {row['jobs']:4} jobs  bound {row['bound_h']:6.1f} h  {free['makespan_h']:6.1f} h "
-        f"(+{free['above_bound_percent']:.1f} %)  restarts of 60 s {costly['makespan_h']:6.1f} h "
-        f"(+{costly['above_bound_percent']:.1f} %)"
+        f"({free['above_bound_percent']:+z.1f} %)  restarts of 60 s {costly['makespan_h']:6.1f} h "
+        f"({costly['above_bound_percent']:+z.1f} %)"
     )
 
 
