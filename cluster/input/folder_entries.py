@@ -17,10 +17,10 @@ Parts = tuple[str, ...]
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class FolderEntry(TypedDict):
-    """One entry of a folder. `type` is file, folder, link or other (a pipe, a socket, a device).
+class EntryFields(TypedDict):
+    """What a folder says of one of its entries. `type` is file, folder, link or other (a pipe, a socket, a device).
 
-    `refused` is why the entry cannot be transferred, or "". `mode` has the permission bits.
+    `mode` has the permission bits. `target` is that of a link.
     """
 
     path: str
@@ -29,6 +29,11 @@ class FolderEntry(TypedDict):
     modified_s: float
     mode: int
     target: str
+
+
+class FolderEntry(EntryFields):
+    """One entry of a folder. `refused` is why it cannot be transferred, or ""."""
+
     refused: str
 
 

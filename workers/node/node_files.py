@@ -14,6 +14,7 @@ from workers.storage.job_file_mirror import JobFileMirror
 from workers.storage.job_files import JobFiles
 from workers.storage.pool_checkpoints import PoolCheckpoints
 from workers.storage.pool_storage import PoolStorage
+from workers.storage.upload_loop import UploadLoop
 
 HASHES_AT_ONCE = 32
 """Pieces that one call hashes: a slow disk takes some seconds."""
@@ -43,7 +44,7 @@ class NodeFiles:
         return JobFileMirror(self._storage, identity.node, uri, self._ended_attempts) if uri else None
 
     @property
-    def _mirrors(self) -> list[CheckpointMirror | JobFileMirror]:
+    def _mirrors(self) -> list[UploadLoop]:
         return [mirror for mirror in (self._mirror, self._file_mirror) if mirror is not None]
 
     def _ended_attempts(self) -> list[tuple[str, int]]:

@@ -8,7 +8,6 @@ is uploaded last.
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,21 +16,16 @@ from pathlib import Path
 from cluster.errors import PolyfleetError, SpecError
 from cluster.host import file_lock
 from cluster.paths import home, private_dir
-from cluster.types import Finding
 from workers.storage.pool_storage import PoolStorage
 from workers.storage.stored_pool_checkpoints import RunTool, StoredPoolCheckpoints, run_in_pool_environment
+from workers.storage.upload_loop import UploadLoop
 
 log = logging.getLogger(__name__)
 
-POLL_EVERY_S = 2.0
-MAX_RETRY_S = 300.0
-PAUSE_FACTOR = 20.0
-"""Pause after a search of the disk for new checkpoints, as a multiple of its duration."""
 HOLD_EVERY_S = 30.0
-REMEDY = "check the node's network, its credentials for the store, and that the store's library is installed there"
 
 
-class CheckpointMirror(StoredPoolCheckpoints):
+class CheckpointMirror(UploadLoop, StoredPoolCheckpoints):
     """Checkpoints on this node and below `uri`, and the thread that uploads the former.
 
     `keep_of` returns how many checkpoints a job keeps, None if this node does not know the job.
@@ -45,43 +39,9 @@ class CheckpointMirror(StoredPoolCheckpoints):
         keep_of: Callable[[str], int | None] = lambda job: None,
         run: RunTool = run_in_pool_environment,
     ):
-        super().__init__(storage, pool, uri, run)
-        self._keep_of = keep_of
-        self._retry_s: dict[Path, tuple[float, float]] = {}
-        self._problem, self._has_access = "", False
-        self._pending, self._is_counted, self._search = 0, False, threading.Event()
-
-    @property
-    def pending_uploads(self) -> int:
-        """Number of checkpoints to upload; at least 1 while those of attempts that have ended are not counted yet."""
-        return self._pending if self._is_counted else max(1, self._pending)
-
-    def search_now(self) -> None:
-        """Search for new checkpoints without a pause: an attempt has ended."""
-        self._is_counted = False
-        self._search.set()
-
-    def start(self) -> None:
-        """Start the thread that uploads."""
-        threading.Thread(target=self._upload_loop, name="checkpoint uploads", daemon=True).start()
-
-    def findings(self) -> tuple[Finding, ...]:
-        """A finding while uploads fail."""
-        problem = self._problem
-        return (Finding("warning", "storage", problem, REMEDY),) if problem else ()
-
-    def _upload_loop(self) -> None:
-        pause_s = POLL_EVERY_S
-        while True:
-            try:
-                search_s = self.upload_due()
-                pause_s = max(POLL_EVERY_S, PAUSE_FACTOR * search_s)
-            except Exception as e:  # the thread must not end
-                log.exception("checkpoints were not uploaded to %s", self.uri)
-                self._problem = self._problem_text(type(e).__name__)
-                pause_s = MAX_RETRY_S
-            self._search.wait(pause_s)
-            self._search.clear()
+        StoredPoolCheckpoints.__init__(self, storage, pool, uri, run)
+        UploadLoop.__init__(self, "checkpoints")
+        self._keep_of, self._has_access = keep_of, False
 
     def upload_due(self) -> float:
         """Upload each committed checkpoint of this node that is not in the store, the newest of a job first.
@@ -89,13 +49,13 @@ class CheckpointMirror(StoredPoolCheckpoints):
         After an error, an upload is tried again with growing pauses; then only what is missing is sent. Returns the
         seconds that the search on this node took.
         """
-        started_s, self._is_counted = time.monotonic(), True
+        started_s, searches = time.monotonic(), self._searches
         due = list(self._not_uploaded())
-        search_s, self._pending = time.monotonic() - started_s, sum(map(self._has_valid_name, due))
+        search_s = time.monotonic() - started_s
+        self._set_pending(sum(map(self._has_valid_name, due)), searches)
         problem, newest = self._access_problem(), dict[Path, str]()
         for folder in due:
-            due_s, pause_s = self._retry_s.get(folder, (0.0, POLL_EVERY_S))
-            if time.monotonic() < due_s:
+            if not self._may_try(folder):
                 problem = problem or self._problem
                 continue
             try:
@@ -109,7 +69,7 @@ class CheckpointMirror(StoredPoolCheckpoints):
                     continue
                 problem = self._problem_text(str(e))
                 log.warning("%s was not uploaded to %s: %s", folder.name, self.uri, e)
-                self._retry_s[folder] = time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S)
+                self._postpone(folder)
         for root, name in newest.items():
             self._remove_expired(self._path(root), name)
         self._problem = problem
@@ -117,19 +77,15 @@ class CheckpointMirror(StoredPoolCheckpoints):
 
     def _access_problem(self) -> str:
         """Why the store cannot be listed, checked until it can be; "" if it can."""
-        due_s, pause_s = self._retry_s.get(self._storage.root, (0.0, POLL_EVERY_S))
-        if self._has_access or time.monotonic() < due_s:
+        if self._has_access or not self._may_try(self._storage.root):
             return "" if self._has_access else self._problem
         try:
             self._run("stored", {"root": self._uri(".access"), "described": []})
         except PolyfleetError as e:
-            self._retry_s[self._storage.root] = time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S)
+            self._postpone(self._storage.root)
             return self._problem_text(str(e))
         self._has_access = True
         return ""
-
-    def _problem_text(self, reason: str) -> str:
-        return f"checkpoints are not uploaded to {self.uri}: {reason}"
 
     def _not_uploaded(self) -> Iterator[Path]:
         from workers.checkpoint.disk.damage_marks import damage_reason

@@ -19,24 +19,21 @@ from cluster.errors import Conflict, PolyfleetError
 from cluster.host import file_lock
 from cluster.input import checkpoint_location
 from cluster.paths import home, private_dir
-from cluster.types import Finding
 from workers.storage.file_upload_records import UploadRecord, UploadRecords, UploadState
 from workers.storage.job_file_download import FileDownload
 from workers.storage.job_files import JobFiles
 from workers.storage.pool_storage import PoolStorage
 from workers.storage.stored_pool_checkpoints import RunTool, run_in_pool_environment, tested_schemes
+from workers.storage.upload_loop import UploadLoop
 
 log = logging.getLogger(__name__)
 
-POLL_EVERY_S = 2.0
-MAX_RETRY_S = 300.0
 ABSENT_S = 60.0
 """Time for which a job without files in the store is not looked up again."""
-REMEDY = "check the node's network, its credentials for the store, and that the store's library is installed there"
 PREFIX = ".files"
 
 
-class JobFileMirror:
+class JobFileMirror(UploadLoop):
     """Uploads folders of ended attempts to the store below `uri`, downloads them from it, and removes them there.
 
     `ended` returns the newest (job, epoch) of each job that ran on this node, if it has ended here.
@@ -50,6 +47,7 @@ class JobFileMirror:
         ended: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
         run: RunTool = run_in_pool_environment,
     ):
+        super().__init__("files of jobs")
         self.uri = str(checkpoint_location.parse_uri(uri, "storage", tested_schemes()))
         self._storage, self._node, self._ended, self._run = storage, node, ended, run
         self._files, self._records = JobFiles(storage), UploadRecords(storage.root, self.uri)
@@ -58,47 +56,20 @@ class JobFileMirror:
         self._removals = {job: r.epoch for job, r in recorded.items() if r.state == UploadState.REMOVING}
         self._changes: Counter[str] = Counter()
         self._done: set[tuple[str, int]] = set()
-        self._retry_s: dict[str, tuple[float, float]] = {}
-        self._problem = ""
-        self._pending, self._is_counted, self._search = 0, False, threading.Event()
         self._downloads: dict[tuple[str, str], FileDownload] = {}
         self._lock = threading.RLock()
 
-    @property
-    def pending_uploads(self) -> int:
-        """Number of folders to upload; at least 1 while those of attempts that have ended are not counted yet."""
-        return self._pending if self._is_counted else max(1, self._pending)
-
-    def search_now(self) -> None:
-        self._is_counted = False
-        self._search.set()
-
-    def start(self) -> None:
-        """Start the thread that uploads and removes."""
-        threading.Thread(target=self._loop, name="uploads of files", daemon=True).start()
-
-    def findings(self) -> tuple[Finding, ...]:
-        """A finding while uploads fail."""
-        problem = self._problem
-        return (Finding("warning", "storage", problem, REMEDY),) if problem else ()
-
-    def _loop(self) -> None:
-        while True:
-            try:
-                self.upload_due()
-            except Exception as e:  # the thread must not end
-                log.exception("files of jobs were not uploaded to %s", self.uri)
-                self._problem = f"files of jobs are not uploaded to {self.uri}: {type(e).__name__}"
-            self._search.wait(POLL_EVERY_S)
-            self._search.clear()
-
     # -- uploads
 
-    def upload_due(self) -> None:
-        """Upload each folder that is due, and remove what is due to be removed. What fails is tried again later."""
-        self._is_counted = True
+    def upload_due(self) -> float:
+        """Upload each folder that is due, and remove what is due to be removed. What fails is tried again later.
+
+        Returns the seconds that the search on this node took.
+        """
+        started_s, searches = time.monotonic(), self._searches
         due = self._due_folders()
-        self._pending, problems = len(due), list[str]()
+        search_s, problems = time.monotonic() - started_s, list[str]()
+        self._set_pending(len(due), searches)
         for job, epoch in due:
             problem = self._try(job, partial(self._upload, job, epoch), "uploaded to")
             is_gone = bool(problem) and self._newest(job) != epoch  # the next attempt has renamed or moved it
@@ -107,18 +78,18 @@ class JobFileMirror:
         if self._removals:
             problems.append(self._try("", self._remove_stored, "removed from"))
         self._problem = next(filter(None, problems), "")
+        return search_s
 
     def _try(self, key: str, action: Callable[[], None], verb: str) -> str:
         """Run an action unless it failed a short time ago. Returns why it failed, or ""."""
-        due_s, pause_s = self._retry_s.get(key, (0.0, POLL_EVERY_S))
-        if time.monotonic() < due_s:
+        if not self._may_try(key):
             return self._problem
         try:
             action()
         except (PolyfleetError, OSError) as e:
-            problem = f"files of jobs are not {verb} {self.uri}: {e}"
+            problem = self._problem_text(str(e), verb)
             log.warning("%s %s", key, problem)
-            self._retry_s[key] = time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S)
+            self._postpone(key)
             return problem
         self._retry_s.pop(key, None)
         return ""
@@ -195,7 +166,7 @@ class JobFileMirror:
             self._due.discard(job)
             self._removals[job] = max(epoch, self._removals.get(job, 0))
             self._records.write(job, UploadRecord(self._removals[job], UploadState.REMOVING, self._node))
-        self._search.set()
+        self._wake.set()
 
     def _remove_stored(self) -> None:
         removals = dict(self._removals)

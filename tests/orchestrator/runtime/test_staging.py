@@ -4,23 +4,21 @@ Ray is recorded: a call is made in this process. So tools run here, too, because
 """
 
 import shutil
-import time
 from dataclasses import replace
 
 import fsspec
 import pytest
+from memory_store import memory_store
+from recorded_agents import RecordedAgents
 
-from cluster.errors import FleetError, NotFound
+from cluster.errors import NotFound
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from orchestrator.core.controller.commands import Launch
-from orchestrator.core.controller.nodes import Node
 from orchestrator.runtime.agents import actors
-from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.checkpoints.checkpoints import CheckpointService
 from orchestrator.runtime.checkpoints.resume_source import ResumeSourceFinder
 from workers.checkpoint.tools import run
-from workers.checkpoint.transfer import stores
 from workers.node.node_facts import node_identity
 from workers.node.node_files import NodeFiles
 from workers.storage import checkpoint_mirror, checkpoint_tools
@@ -45,57 +43,22 @@ class Files(NodeFiles):
         return KEEP.get(job)
 
 
-class Method:
-    """A method of an actor."""
-
-    def __init__(self, method):
-        self.remote = method
-
-
-class Nodes(Agents):
-    """The agents of nodes as a controller sees them."""
-
-    def __init__(self, nodes):
-        super().__init__(lambda message: None)
-        self.problem = ""
-        self.files = {name: files for name, (_, files) in nodes.items()}
-        self.nodes = {name: Node(name, f"ray-{name}", time.monotonic(), facts) for name, (facts, _) in nodes.items()}
-
-    def actor(self, node):
-        if node not in self.files:
-            raise FleetError(f"node {node} is away")
-        return Actor(self.files[node])
-
-    def lose(self, node):
-        del self.nodes[node], self.files[node]
-
-
-class Actor:
-    def __init__(self, files):
-        self._files = files
-
-    def __getattr__(self, name):
-        return Method(getattr(self._files, name))
-
-
 @pytest.fixture
 def fleet(monkeypatch, tmp_path, recorded):
     """Nodes a and b of pool s3, whose storage is the store, and c of pool disk. Each has a disk of its own."""
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
     monkeypatch.setattr(checkpoint_tools.checkpoint_location, "SCHEMES", ("memory",))
     monkeypatch.setattr(checkpoint_tools.checkpoint_location, "BUCKET", checkpoint_tools.checkpoint_location.POOL)
     monkeypatch.setattr(actors, "get_result", lambda result, what, timeout_s: result)
     monkeypatch.setattr(checkpoint_mirror.CheckpointMirror.__init__, "__defaults__", (KEEP.get, run))
-    fsspec.filesystem("memory").store.clear()
     monkeypatch.setitem(KEEP, "j", 2)
     facts, nodes = from_plain(NodeFacts, recorded.RECORDED[0]), {}
     for name, pool, uri in (("a", "s3", URI), ("b", "s3", URI), ("c", "disk", "")):
         identity = node_identity(name, pool, "cpu", tmp_path / "nodes" / name, tmp_path / "disks" / name)
         own = replace(facts, node=name, host=name, pool=pool, storage_id=name, object_store=uri, neighbours=())
         nodes[name] = own, Files(replace(identity, object_store=uri))
-    yield Nodes(nodes)
-    fsspec.filesystem("memory").store.clear()
+    with memory_store(monkeypatch):
+        yield RecordedAgents(nodes)
 
 
 @pytest.fixture

@@ -5,22 +5,21 @@ Ray is recorded: a call is made in this process. So tools run here, too, because
 
 import shutil
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import fsspec
 import pytest
+from memory_store import memory_store
+from recorded_agents import RecordedAgents
 
 from cluster.errors import FleetError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from orchestrator.core.controller.attempts import PreviousAttempt
 from orchestrator.core.controller.commands import Launch
-from orchestrator.core.controller.nodes import Node
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import actors
-from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.files import job_files
 from orchestrator.runtime.files.file_locations import FileLocator
 from orchestrator.runtime.files.file_moves import FileMoves
@@ -28,7 +27,6 @@ from orchestrator.runtime.jobs import cleanup
 from orchestrator.runtime.jobs.files_limit import FilesLimit
 from orchestrator.store.events.retention import AttemptFolderRef
 from workers.checkpoint.tools import run
-from workers.checkpoint.transfer import stores
 from workers.node.node_facts import node_identity
 from workers.node.node_files import NodeFiles
 from workers.storage.job_file_mirror import JobFileMirror
@@ -62,55 +60,27 @@ class Files(NodeFiles):
         raise AssertionError("only nodes that are away have folders in these tests")
 
 
-class Method:
-    """A method of an actor."""
-
-    def __init__(self, method):
-        self.remote = method
-
-
-class Actor:
-    def __init__(self, files):
-        self._files = files
-
-    def __getattr__(self, name):
-        return Method(getattr(self._files, name))
-
-
-class Nodes(Agents):
-    """The agents of nodes as a controller sees them."""
-
-    def __init__(self, nodes):
-        super().__init__(lambda message: None)
-        self.problem = ""
-        self.files = {name: files for name, (_, files) in nodes.items()}
-        self.nodes = {name: Node(name, f"ray-{name}", time.monotonic(), facts) for name, (facts, _) in nodes.items()}
-
-    def actor(self, node):
-        if node not in self.files:
-            raise FleetError(f"node {node} is away")
-        return Actor(self.files[node])
+class Nodes(RecordedAgents):
+    """A node that is lost takes its disk with it."""
 
     def lose(self, *nodes):
         for node in nodes:
             shutil.rmtree(self.files[node]._storage.root)
-            del self.nodes[node], self.files[node]
+        super().lose(*nodes)
 
 
 @pytest.fixture
 def fleet(monkeypatch, tmp_path, recorded):
     """Four nodes of pool p, whose storage is the store. Each has a disk of its own."""
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
     monkeypatch.setattr(actors, "get_result", lambda result, what, timeout_s: result)
-    fsspec.filesystem("memory").store.clear()
     facts, nodes = from_plain(NodeFacts, recorded.RECORDED[0]), {}
-    for name in "abcd":
-        identity = node_identity(name, "p", "cpu", tmp_path / "nodes" / name, tmp_path / "disks" / name)
-        own = replace(facts, node=name, host=name, pool="p", storage_id=name, object_store=URI, neighbours=())
-        nodes[name] = own, Files(replace(identity, object_store=URI))
-    yield Nodes(nodes)
-    fsspec.filesystem("memory").store.clear()
+    with memory_store(monkeypatch):
+        for name in "abcd":
+            identity = node_identity(name, "p", "cpu", tmp_path / "nodes" / name, tmp_path / "disks" / name)
+            own = replace(facts, node=name, host=name, pool="p", storage_id=name, object_store=URI, neighbours=())
+            nodes[name] = own, Files(replace(identity, object_store=URI))
+        yield Nodes(nodes)
 
 
 def ran(epoch, *nodes, is_over=True):

@@ -1,24 +1,20 @@
 """Data from an object store: listed, fetched, gone on with, and refused where a stranger's names could do harm."""
 
-import fsspec
 import pytest
+from memory_store import memory_store
 
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.host.content_hash import content_of
-from workers.checkpoint.transfer import data_download, stores
+from workers.checkpoint.transfer import data_download
 
 WHERE = "memory://bucket/data"
 
 
 @pytest.fixture
 def memory(monkeypatch):
-    """fsspec's store in memory, which only tests may name."""
-    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    files.pipe({"/bucket/data/a": b"A\n", "/bucket/data/deep/b": bytes(20_000_000), "/bucket/other": b"x"})
-    yield files
-    files.store.clear()
+    with memory_store(monkeypatch) as files:
+        files.pipe({"/bucket/data/a": b"A\n", "/bucket/data/deep/b": bytes(20_000_000), "/bucket/other": b"x"})
+        yield files
 
 
 def fetched(tmp_path, where=WHERE):

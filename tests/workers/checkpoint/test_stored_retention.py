@@ -2,11 +2,11 @@
 
 import time
 
-import fsspec
 import pytest
+from memory_store import memory_store
 
 from cluster.errors import NotFound, UserError
-from workers.checkpoint.transfer import stored_marks, stores
+from workers.checkpoint.transfer import stored_marks
 from workers.checkpoint.transfer.copier import copy, verify_location
 from workers.checkpoint.transfer.object_store import open_objects
 from workers.checkpoint.transfer.stored_checkpoints import stage, stored
@@ -20,11 +20,8 @@ ROOT = "memory://bucket/runs/j"
 @pytest.fixture
 def memory(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    yield files
-    files.store.clear()
+    with memory_store(monkeypatch) as files:
+        yield files
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ The store is fsspec's in memory, so tools run in this process and not in a child
 import shutil
 import threading
 
-import fsspec
 import pytest
+from memory_store import memory_store
 
 from cluster.errors import FleetError, NotFound, SpecError, UserError
 from workers.checkpoint.disk.damage_marks import damage_reason, mark_damaged
 from workers.checkpoint.disk.pins import pin
 from workers.checkpoint.format.step_folders import newest_first
 from workers.checkpoint.tools import run
-from workers.checkpoint.transfer import stores
 from workers.errors import CheckpointError
 from workers.storage.checkpoint_mirror import CheckpointMirror
 from workers.storage.pool_storage import PoolStorage
@@ -27,11 +26,8 @@ KEEP = {"j": 2}
 def memory(monkeypatch, tmp_path):
     """fsspec's store in memory, which only tests may name."""
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    yield files
-    files.store.clear()
+    with memory_store(monkeypatch) as files:
+        yield files
 
 
 @pytest.fixture

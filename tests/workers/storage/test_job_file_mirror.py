@@ -9,8 +9,8 @@ import shutil
 import threading
 import time
 
-import fsspec
 import pytest
+from memory_store import memory_store
 
 from cluster.errors import Conflict, FleetError
 from cluster.input.folder_access import PIECE_BYTES, FolderTree, digest
@@ -27,11 +27,8 @@ LIMIT_S = 60.0
 @pytest.fixture
 def memory(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    yield files
-    files.store.clear()
+    with memory_store(monkeypatch) as files:
+        yield files
 
 
 @pytest.fixture
@@ -414,3 +411,19 @@ def test_a_download_goes_on_while_nobody_waits_and_says_how_far_it_is(node, memo
     while b._files.newest("j")["epoch"] != 1 and time.monotonic() < deadline_s:
         b.restore("j", "a", 1, 1.0)
     assert len(content(b._storage.root / "j/output-1")) == 2
+
+
+def test_a_search_that_has_not_ended_counts_as_an_upload(memory, tmp_path):
+    """Else an autoscaler could take the node between the end of an attempt and the count of its files."""
+    counts = []
+
+    def ended():
+        counts.append(mirror.pending_uploads)
+        return ()
+
+    mirror = JobFileMirror(PoolStorage(tmp_path / "a"), "a", URI, ended, run)
+    for _ in range(2):
+        mirror.upload_due()
+        counts.append(mirror.pending_uploads)
+        mirror.search_now()
+    assert counts == [1, 0, 1, 0] and mirror.pending_uploads == 1

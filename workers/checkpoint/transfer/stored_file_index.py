@@ -5,12 +5,12 @@ import math
 import re
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, TypedDict
+from typing import Any
 
 from cluster.errors import FleetError, NotFound
 from cluster.input.checkpoint_location import path_error
 from cluster.input.folder_access import PIECE_BYTES
-from cluster.input.folder_entries import link_error
+from cluster.input.folder_entries import EntryFields, link_error
 from workers.checkpoint.transfer.stores import ObjectStore
 
 INDEX = "FILES.json"
@@ -19,15 +19,9 @@ HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MAX_INDEX_BYTES = 1 << 30
 
 
-class StoredFile(TypedDict):
-    """An entry of the index: as in cluster/input/folder_entries.py, and `pieces`, the names of the objects."""
+class StoredFile(EntryFields):
+    """An entry of the index. `pieces` are the names of the objects with its bytes."""
 
-    path: str
-    type: str
-    bytes: int
-    modified_s: float
-    mode: int
-    target: str
     pieces: list[str]
 
 

@@ -1,7 +1,7 @@
 """Upload the files of a job's attempt below a prefix of an object store, and download them, in a child process.
 
     JOB/output-N/NODE/HASH          a piece of a file, at most 8 MiB, by the SHA-256 of its bytes
-    JOB/output-N/NODE/FILES.json    the index, written last: what it does not name is no part of the files
+    JOB/output-N/NODE/FILES.json    the index, written last; an object that it does not list is not part of the files
 
 An interrupted upload continues with the pieces that are missing. What the folder and the index contain is untrusted.
 """
