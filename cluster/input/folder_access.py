@@ -9,6 +9,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -281,7 +282,8 @@ def _translated_errors(path: str) -> Iterator[None]:
         raise Conflict(f"{path!r} exists already", "name another path") from None
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FleetError(f"no space for {path!r}: {e.strerror}", "free disk space there") from None
+            message = f"{path!r} cannot be written on {socket.gethostname()}: {e.strerror}"
+            raise FleetError(message, "free disk space on that machine, then try again") from None
         if e.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
             reason = "is a link, or a file where a folder is needed, or a folder where a file is needed"
             raise UserError(f"{path!r} {reason}", "name a path without links") from None

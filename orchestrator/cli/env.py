@@ -17,7 +17,7 @@ Name = Annotated[
         autocompletion=completion_values.pool,
     ),
 ]
-FleetFile = Annotated[Path | None, typer.Option("--file", help="Fleet file that declares the pools")]
+FleetFile = Annotated[Path | None, typer.Option("--file", "-f", help="Fleet file that declares the pools")]
 
 
 @app.command("list")

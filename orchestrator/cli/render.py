@@ -17,7 +17,7 @@ class Engine(StrEnum):
 
 def render(
     engine: Annotated[Engine, typer.Argument(help="Target: a RayCluster, a file for `ray up`, or a Slurm script")],
-    file: Annotated[Path, typer.Option("--file", help="Fleet file; `polyfleet schema fleet` prints its schema")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` prints its schema")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write (default: standard output)")
     ] = None,

@@ -15,7 +15,7 @@ ACTIONABLE_LEVELS = ("error", "warning")
 
 def up(
     file: Annotated[
-        Path | None, typer.Option("--file", help="Fleet file; `polyfleet schema fleet` prints its schema")
+        Path | None, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` prints its schema")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Start the demo's pools that this machine supports")] = False,
     address: Annotated[str, typer.Option(help="Existing Ray cluster to use, HOST:PORT (default: start one)")] = "",

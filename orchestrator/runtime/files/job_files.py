@@ -93,7 +93,7 @@ class JobFileService:
 
         def on_progress(node: str, done_bytes: int, total_bytes: int) -> None:
             if time.monotonic() >= deadline_s:
-                done = f"{done_bytes / 2**20:,.1f} of {total_bytes / 2**20:,.1f} MiB"
+                done = f"{done_bytes / 2**20:,.1f} of {total_bytes / 2**20:,.1f} MiB" if total_bytes else "no reply yet"
                 raise FleetError(
                     f"node {node} is still downloading the files of {job} from the object store of its pool ({done})",
                     "run the command again: the download continues",

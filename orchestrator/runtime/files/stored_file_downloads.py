@@ -1,9 +1,9 @@
 """Files of a job that only the object store of a pool has: a node of the pool downloads them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
-from cluster.errors import Conflict
+from cluster.errors import Conflict, FleetError
 from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.agents.agents import Agents
 from orchestrator.runtime.clock import now
@@ -41,7 +41,17 @@ class StoredFileDownloads:
 
     def _wait(self, name: str, job: str, node: str, floor: int, on_progress: ProgressCallback) -> bool:
         while True:
-            reply = self._agents.call(name, "restore_files", job, node, floor, WAIT_S, timeout_s=CALL_S)
+            with _errors_with_node(name, job):
+                reply = self._agents.call(name, "restore_files", job, node, floor, WAIT_S, timeout_s=CALL_S)
             if reply["epoch"] is not None:
                 return bool(reply["epoch"])
             on_progress(name, *reply["progress"])
+
+
+@contextmanager
+def _errors_with_node(node: str, job: str) -> Iterator[None]:
+    """Add the node and the job to the message of an error, such as that of a full disk."""
+    try:
+        yield
+    except FleetError as e:
+        raise FleetError(f"node {node} cannot download the files of {job}: {e.message}", e.remedy) from e

@@ -38,12 +38,13 @@ def test_the_examples_of_a_command_are_taken_by_its_parser(words, command):
 
 
 @pytest.mark.parametrize(
-    ("words", "option"), [(["up", "-f", "a.yaml"], "--file"), (["benchmark", "report", "r", "-f", "md"], "--format")]
+    ("words", "option"),
+    [(["up", "-a", "x"], "--address"), (["benchmark", "report", "r", "-f", "md"], "--format")],
 )
 def test_an_unknown_short_option_names_the_long_one(polyfleet, words, option):
     done = polyfleet(*words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"No such option: -f (Possible options: {option})" in done.stderr
+    assert f"(Possible options: {option})" in done.stderr and "No such option: -" in done.stderr
 
 
 def test_help_prints_groups_and_examples(polyfleet):

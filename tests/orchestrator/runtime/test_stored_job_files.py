@@ -223,3 +223,18 @@ def test_the_limit_of_files_removes_them_from_the_store_too(fleet):
     FilesLimit(fleet, jobs, 0).remove()
     fleet.files["b"]._file_mirror.upload_due()
     assert stored(fleet) == [] and fleet.files["b"].text(1) is None
+
+
+def test_an_error_of_a_download_names_the_node_and_the_job(fleet):
+    fleet.files["a"].wrote(1, "1")
+    fleet.lose("a")
+
+    def tool(verb, *arguments):
+        if verb == "fetch_files":
+            raise FleetError("'who' cannot be written on b: No space left on device", "free disk space on that machine")
+        return run(verb, *arguments)
+
+    for files in fleet.files.values():
+        files.tool = tool
+    with pytest.raises(FleetError, match=r"node b cannot download the files of j: 'who' cannot be written on b: No"):
+        locate(fleet, ran(1, "a"))
