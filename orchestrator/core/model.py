@@ -277,8 +277,9 @@ class Running:
     """Live attempt: the devices it holds, and facts about the cost of stopping it.
 
     `priority` is that of its job plus the ageing when it was placed; `order` is the job's position in the order of
-    submission. `spec` is its job, `candidate` the candidate that it runs. `saves`: it has a checkpoint, so it loses
-    little when it is stopped.
+    submission. `spec` is its job, `candidate` the position of the candidate that it runs, `former_candidate` that
+    candidate if a migration has replaced the job's since. `saves`: it has a checkpoint, so it loses little when it is
+    stopped.
     """
 
     job: str
@@ -289,7 +290,13 @@ class Running:
     stopping: bool = False
     spec: Job | None = None
     candidate: int = 0
+    former_candidate: Candidate | None = None
     saves: bool = False
+
+    @property
+    def want(self) -> Candidate | None:
+        """Return the candidate that it runs, None if its job is unknown."""
+        return self.former_candidate or (self.spec.candidates[self.candidate] if self.spec else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster.catalogue.precision import short_name
 
 if TYPE_CHECKING:
-    from orchestrator.core.model import Job
+    from orchestrator.core.model import Candidate, Job
 
 WorkloadKey = tuple[str, str, str, int, bool]
 """Workload, task, precision, batch size (0: the task's default), whether that is the batch of all ranks together."""
@@ -34,9 +34,8 @@ WorkloadRates = Mapping[KindCount, StepRate]
 ReportedRates = Mapping[WorkloadKey, WorkloadRates]
 
 
-def workload_key(job: "Job", candidate: int) -> WorkloadKey | None:
+def workload_key(job: "Job", want: "Candidate") -> WorkloadKey | None:
     """Return the key of a candidate's rates, None for a job without a workload and without a folder."""
-    want = job.candidates[candidate]
     if not job.workload:
         return None
     return job.workload, job.task, short_name(want.precision), want.batch_size, want.whole_batch

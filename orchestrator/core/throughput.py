@@ -92,7 +92,7 @@ class Throughput:
 
     def reported(self, job: "Job", candidate: int) -> WorkloadRates:
         """Return the rates that jobs of the workload reported with the settings of this candidate."""
-        key = workload_key(job, candidate) if self.step_rates else None
+        key = workload_key(job, job.candidates[candidate]) if self.step_rates else None
         return self.step_rates.get(key, {}) if key else {}
 
     def estimated(self, job: "Job", candidate: int, kind: str) -> Estimated | None:

@@ -63,7 +63,7 @@ class KindAcceptance:
         if kind == job.longest.kind:
             return 1.0
         log_job = job.record.job
-        if max(candidate, job.longest.candidate) >= len(log_job.candidates):
+        if any(attempt.former_candidate for attempt in job.attempts):
             return None  # the job has other candidates since it was moved
         on_kind, on_longest = (
             self.throughput.of(log_job, *candidate_and_kind)

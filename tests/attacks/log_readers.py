@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from orchestrator.core.jobs.fold import Attempt, Record
-from orchestrator.core.model import Job
+from orchestrator.core.model import Candidate, Job
 from orchestrator.core.states import State
 from orchestrator.runtime.jobs.log_copies import LogCopies
 from orchestrator.runtime.jobs.logs import JobLogs
@@ -34,7 +34,7 @@ class Direct:
 def record(job="j", epochs=1, ranks=1, task="run", state=State.SUCCEEDED):
     placed = (("n0/cpu", tuple(range(ranks))),)
     attempts = tuple(Attempt(n, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0) for n in range(1, epochs + 1))
-    return Record(Job(job, job, task, (), state=state), attempts=attempts)
+    return Record(Job(job, job, task, (Candidate(("cpu",)),), state=state), attempts=attempts)
 
 
 def reader(agents, kept=Path("/nowhere/kept")):

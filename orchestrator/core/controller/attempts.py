@@ -268,9 +268,10 @@ def attempt_of(record: Record, now_s: float, state: AttemptState) -> LiveAttempt
     attempt = record.live_attempt
     if attempt is None:
         return None
+    launch = record.candidate_of(attempt).launch
     parts: list[AttemptPart] = []
     first_rank = 0
     for devices_id, numbers in attempt.allocation:
         parts.append(AttemptPart(node_of(devices_id), devices_id, numbers, first_rank))
-        first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
+        first_rank += ranks_of(record.job.task, launch, len(numbers))
     return LiveAttempt(record.job.id, attempt.epoch, tuple(parts), now_s, state)

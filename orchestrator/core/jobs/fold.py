@@ -51,9 +51,10 @@ ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrup
 class Attempt:
     """One placement of a job. It holds its devices (`allocation`) until `ended_s` is set.
 
-    `outcome` is a value of ENDINGS or more specific. `launch` is copied from its candidate, because a migration may
-    replace the candidates. `aged` is the priority that its job had gained by waiting. `peak_memory_bytes` is that of
-    the node that used most, 0 if it was not measured.
+    `candidate` is a position in the job's candidates when it was placed; `former_candidate` is that candidate if a
+    migration has replaced them since (see Record.candidate_of). `outcome` is a value of ENDINGS or more specific.
+    `aged` is the priority that its job had gained by waiting. `peak_memory_bytes` is that of the node that used most,
+    0 if it was not measured.
     """
 
     epoch: int
@@ -67,8 +68,8 @@ class Attempt:
     outcome: str = ""
     reason: str = ""
     peak_memory_bytes: int = 0
-    launch: str = "node"
     aged: int = 0
+    former_candidate: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,10 @@ class Record:
         """Attempt that holds devices, or None. A cancelled job has one until it is released."""
         last = self.attempts[-1] if self.attempts else None
         return last if last and last.ended_s is None else None
+
+    def candidate_of(self, attempt: Attempt) -> Candidate:
+        """Return the candidate that an attempt of this job was placed as, also after a migration."""
+        return attempt.former_candidate or self.job.candidates[attempt.candidate]
 
     @property
     def may_start(self) -> bool:
@@ -175,6 +180,7 @@ def _running(record: Record, attempt: Attempt) -> Running:
         stopping=job.state not in WORKING,
         spec=job,
         candidate=attempt.candidate,
+        former_candidate=attempt.former_candidate,
         saves=record.checkpoint is not None,
     )
 
@@ -187,7 +193,6 @@ def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
     """Return the event that makes `start` the job's next attempt."""
     allocation = [[devices_id, list(numbers)] for devices_id, numbers in start.allocation]
     data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": allocation, "reason": start.reason}
-    data["launch"] = job.candidates[start.candidate].launch
     if start.aged:
         data["aged"] = start.aged
     return Event(job.id, "placed", job.next_epoch, now_s, data)
@@ -216,14 +221,20 @@ def _noted(record: Record, event: Event) -> Record:
         fields: dict[str, Any] = {name: event.data.get(name, "") for name in RESUMED}
         return replace(record, resumed_step=event.data["step"], **fields)
     if event.event == "migrated":
-        candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])
-        return replace(record, job=replace(record.job, candidates=candidates, first_candidate=0))
+        return _with_candidates(record, tuple(from_plain(Candidate, c) for c in event.data["candidates"]))
     if event.event == "renamed":
         return replace(record, job=replace(record.job, name=event.data["name"]))
     if event.event == "overtaken":
         floor = max(record.job.floor, int(event.data["seen"]))
         return replace(record, job=replace(record.job, floor=floor, overtaken=True))
     return _attempt_ended(record, event)
+
+
+def _with_candidates(record: Record, candidates: tuple[Candidate, ...]) -> Record:
+    """Replace the candidates of the job; its attempts keep those that they were placed as."""
+    attempts = tuple(replace(a, former_candidate=record.candidate_of(a)) for a in record.attempts)
+    job = replace(record.job, candidates=candidates, first_candidate=0)
+    return replace(record, job=job, attempts=attempts)
 
 
 def _moved(record: Record, event: Event) -> Record:
@@ -238,8 +249,7 @@ def _placed(record: Record, event: Event) -> Record:
     data = event.data
     allocation = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
     placement = data["candidate"], data["kind"], data["pool"]
-    launch, aged = data.get("launch", "node"), data.get("aged", 0)
-    attempt = Attempt(event.epoch, *placement, allocation, event.time_s, launch=launch, aged=aged)
+    attempt = Attempt(event.epoch, *placement, allocation, event.time_s, aged=data.get("aged", 0))
     job = replace(record.job, epoch=event.epoch, backend=data["kind"].partition(":")[0])
     return replace(record, job=job, attempts=(*record.attempts, attempt))
 

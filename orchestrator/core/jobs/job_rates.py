@@ -28,7 +28,7 @@ Data = Mapping[str, Any]
 
 def put_rate(draft: "Draft", record: Record, attempt: Attempt, rate: StepRate) -> None:
     """Store the rate of an attempt of the job. Tables are bounded, the newest entries remain."""
-    key = workload_key(record.job, attempt.candidate)
+    key = workload_key(record.job, record.candidate_of(attempt))
     if key is None or not 0 < rate.steps_per_s < float("inf"):
         return
     rates, devices = draft.step_rates.get(key) or {}, (attempt.kind, devices_of(attempt))

@@ -66,10 +66,10 @@ def launch_command(record: Record, shares: list[NodeShare], *, fence_is_ours: bo
 
 def orders(record: Record, shares: list[NodeShare]) -> tuple[Order, ...]:
     """Return one order per node, in rank order. The launch adds the rendezvous address and the checkpoint later."""
-    launch = record.attempts[-1].launch
-    ranks = [ranks_of(record.job.task, launch, len(share.numbers)) for share in shares]
+    want = record.candidate_of(record.attempts[-1])
+    ranks = [ranks_of(record.job.task, want.launch, len(share.numbers)) for share in shares]
     common = _common_fields(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
-    if record.job.candidates[record.attempts[-1].candidate].whole_batch:
+    if want.whole_batch:
         common["batch_size"] //= sum(ranks)
     return tuple(
         Order(
@@ -99,11 +99,10 @@ def _common_fields(record: Record) -> dict[str, Any]:
     recovery = job.recovery
     return {
         **_copied_fields(job),
-        **_copied_fields(job.candidates[attempt.candidate]),
+        **_copied_fields(record.candidate_of(attempt)),
         **_copied_fields(recovery),
         "job": job.id,
         "epoch": attempt.epoch,
-        "launch": attempt.launch,
         "code_archive": job.package,
         "lease_s": PATIENT_LEASE_S if recovery.on_disconnect == "wait" else recovery.lease_s,
         "stop_on_nan": recovery.on_events.get("nan") != "ignore",

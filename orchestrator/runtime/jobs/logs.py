@@ -208,9 +208,8 @@ class JobLogs:
 
 def placed_ranks(record: Record, attempt: Attempt, rank: int | None = None) -> Iterator[tuple[int, str]]:
     """Yield (global rank, node) for each rank of an attempt; `rank` selects one rank."""
-    groups = [
-        (node_of(d), ranks_of(record.job.task, attempt.launch, len(numbers))) for d, numbers in attempt.allocation
-    ]
+    launch = record.candidate_of(attempt).launch
+    groups = [(node_of(d), ranks_of(record.job.task, launch, len(numbers))) for d, numbers in attempt.allocation]
     nodes = [node for node, count in groups for _ in range(count)]
     return ((number, node) for number, node in enumerate(nodes) if rank in (None, number))
 

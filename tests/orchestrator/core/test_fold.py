@@ -172,12 +172,15 @@ def test_builders_write_what_the_fold_reads(w):
     assert (record.attempts[0].outcome, record.reason) == ("lost", "node a is lost")
 
 
-def test_an_attempt_keeps_how_its_command_was_launched_also_when_the_job_moves(w):
-    job = replace(w.job("j", Candidate(("cpu",), launch="ranks")), task="run")
-    record = apply(apply(None, submitted(job, {}, 1.0)), placed(job, Start("j", 0, LEASES), "cpu", "cpu", 2.0))
-    moved = apply(record, Event("j", "migrated", 0, 3.0, {"candidates": [to_plain(Candidate(("tpu:v5e",)))]}))
-    assert [attempt.launch for attempt in moved.attempts] == ["ranks"]
-    assert story(w, ("placed", 1, place())).attempts[0].launch == "node", "what older logs say nothing of"
+def test_an_attempt_keeps_its_candidate_when_migrations_replace_those_of_the_job(w):
+    ranks, tpu, amd = Candidate(("cpu",), launch="ranks"), Candidate(("tpu:v5e",)), Candidate(("amd",))
+    job = replace(w.job("j", Candidate(("nvidia",)), ranks), task="run")
+    record = apply(apply(None, submitted(job, {}, 1.0)), placed(job, Start("j", 1, LEASES), "cpu", "cpu", 2.0))
+    for candidate in (tpu, amd):
+        record = apply(record, Event("j", "migrated", 0, 3.0, {"candidates": [to_plain(candidate)]}))
+        assert record.candidate_of(record.attempts[0]) == ranks
+        assert [attempt.want for attempt in running([record])] == [ranks]
+    assert record.job.candidates == (amd,)
 
 
 def test_an_epoch_that_a_node_has_seen_is_never_used_again(w):

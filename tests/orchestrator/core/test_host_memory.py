@@ -60,6 +60,15 @@ def test_what_a_running_job_of_another_pool_was_promised_counts_until_it_ends(w,
     assert [s.job for s in plan(replace(busy, running=())).start] == ["waits"]
 
 
+def test_a_job_that_moves_keeps_the_memory_of_the_candidate_it_runs_as(w, spark):
+    """A migration has replaced its candidates by one that needs less."""
+    gpu, cpu = spark
+    small, waits = asks(w, "moves", "tpu:v5e", 1), asks(w, "waits", "nvidia:GB10", 40)
+    large = w.want("cpu", count=2, memory_bytes=50 * GiB)
+    saving = holds(w, small, ("cpu-0/cpu", (0, 1)), stopping=True, candidate=1, former_candidate=large)
+    assert plan(w.snapshot([gpu, replace(cpu, free=())], [waits], [saving])).start == ()
+
+
 def test_a_job_that_asks_for_no_memory_is_promised_none(w, spark):
     jobs = [asks(w, "all", "nvidia:GB10", 120, number=1), asks(w, "none", "cpu", 0, number=2)]
     assert {s.job for s in plan(w.snapshot(spark, jobs)).start} == {"all", "none"}

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.explanation.explain import explain
 from orchestrator.core.explanation.offer import offers
@@ -151,6 +152,23 @@ def test_stored_reports_without_a_rate_or_of_an_unknown_attempt_are_left_out(fir
     for rows in (stored((3, 4e8)), stored((0, 1.0), (1, 2.0), (9, 3.0), epoch=7), []):
         again = control_from_log(records, {}, lambda job, epoch: 0, Now(5.0, 5e8), {}, [(records[0], rows)])
         assert again.step_rates == {}
+
+
+def test_a_job_that_moves_reports_for_the_candidate_it_still_runs_as(c, w, t):
+    """A migration leaves one candidate, so the position of the running one may not exist any more."""
+    c.node("a")
+    c.node("v", kind="tpu:v5e")
+    wants = w.want("tpu:v5p"), w.want("cpu", batch_size=4)
+    c.run(w.job("first", *wants, ordered=True, workload="digits"))
+    c.tell(m.MigrateRequested("first", ("tpu:v5e",)))
+    c.hear("a", at_rate(t, 10))
+    expected = {("digits", "train", "fp32", 4, False): {("cpu", 1): StepRate(10.0, "first", 5e8)}}
+    assert c.control.step_rates == expected
+    record = c.control.records["first"]
+    rows = stored((0, 5e8 - 2), (1, 5e8 - 1), (11, 5e8))
+    again = control_from_log([record], {}, lambda job, epoch: 0, Now(5.0, 5e8), {}, [(record, rows)])
+    assert again.step_rates == expected
+    assert explain(record.job, seen(c)).runs.candidate == 1
 
 
 # -- how long a later job takes

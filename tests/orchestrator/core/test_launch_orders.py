@@ -33,7 +33,7 @@ FACTS = NodeFacts(
 
 
 def test_an_order_has_the_fields_of_its_job_candidate_and_recovery(w):
-    attempt = Attempt(4, 0, "cpu", "cpu", (("cpu-0/cpu", (0,)),), 0.0, launch="node")
+    attempt = Attempt(4, 0, "cpu", "cpu", (("cpu-0/cpu", (0,)),), 0.0)
     [order] = orders(Record(JOB, attempts=(attempt,)), [NodeShare(w.cpu(), (0,), FACTS)])
     assert order == Order(
         job="j",
@@ -52,7 +52,7 @@ def test_an_order_has_the_fields_of_its_job_candidate_and_recovery(w):
         master_port=0,
         entry="t.py",
         command=("true",),
-        launch="node",
+        launch="ranks",
         arguments={"lr": 1},
         code_archive="abc",
         environment={"A": "1"},

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from patience import wait_for
@@ -34,19 +33,18 @@ def texts(page):
 def test_it_is_shown_while_the_process_is_silent_and_completed_when_it_ends(node, tmp_path):
     go = tmp_path / "go"
     node.start(command=(sys.executable, "-c", CODE, str(go)))
-    logs, of = reader(Direct(n0=node.attempts)), record()
-    running = SimpleNamespace(job=of.job, attempts=of.attempts, live_attempt=None)
+    logs, job = reader(Direct(n0=node.attempts)), record()
 
     def read(cursor):
-        return logs.read(running, None, None, cursor, 1 << 20)
+        return logs.read(job, None, None, cursor, 1 << 20)
 
     wait_for(lambda: len(read({})["lines"]) == 2, lambda: f"two lines: {read({})}")
     before = read({})
     assert texts(before) == [("ready", False, False), ("shard 7 of 9 ... ", True, False)]
-    assert texts(logs.tail(running, None, None, 1)) == [("shard 7 of 9 ... ", True, False)]
+    assert texts(logs.tail(job, None, None, 1)) == [("shard 7 of 9 ... ", True, False)]
     go.touch()
     node.outcome()
     assert texts(read(before["cursor"])) == [("done", False, True), ("last", False, False)]
     assert texts(read({})) == [(text, False, False) for text in ("ready", "shard 7 of 9 ... done", "last")]
-    assert texts(logs.tail(running, None, None, 2)) == [("shard 7 of 9 ... done", False, False), ("last", False, False)]
-    assert texts(logs.tail(running, None, None, 0)) == []
+    assert texts(logs.tail(job, None, None, 2)) == [("shard 7 of 9 ... done", False, False), ("last", False, False)]
+    assert texts(logs.tail(job, None, None, 0)) == []

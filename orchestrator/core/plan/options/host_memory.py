@@ -30,10 +30,8 @@ class HostMemory:
 
     def allocated_bytes(self, attempt: Running) -> dict[str, int]:
         """Return the bytes by machine that are allocated to a running attempt."""
-        job = attempt.spec
-        if not self._host or job is None or attempt.candidate >= len(job.candidates):
-            return {}
-        return self._needed(job.candidates[attempt.candidate], attempt.allocation)
+        want = attempt.want if self._host else None
+        return {} if want is None else self._needed(want, attempt.allocation)
 
     def allocate(self, want: Candidate, allocation: Allocation) -> None:
         for host, size_bytes in self._needed(want, allocation).items():
