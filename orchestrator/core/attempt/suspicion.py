@@ -52,6 +52,7 @@ def _review(draft: Draft, attempt: LiveAttempt) -> None:
     ]
     if not suspects:
         _recover(draft, attempt)
+        _request_again(draft, draft.attempts[attempt.job])
         attempt_stops.review(draft, attempt.job)
         return
     if attempt.fenced_s is None:

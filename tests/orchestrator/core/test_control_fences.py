@@ -81,6 +81,14 @@ def test_the_fence_of_an_attempt_whose_silent_node_answers_again_is_still_read_i
     assert fences(two.hear_all("a", "b", seconds=4)[1]) == [Fence("j", 1)]
 
 
+def test_a_read_that_became_overdue_while_the_server_was_stopped_is_repeated_at_once(two):
+    rejoin(two)
+    two.hear_all("b", seconds=30)
+    two.hear("a")
+    assert fences(two.tell(m.Tick(), 3.9)[1]) == [Fence("j", 1)]
+    assert two.control.attempts["j"].state is AttemptState.ADOPTED
+
+
 def test_a_launch_under_way_reads_its_fence_itself(c, w):
     """Raised for it meanwhile, it would stand at its epoch as if another attempt had taken that."""
     c.node("a")
