@@ -122,6 +122,17 @@ def test_a_job_of_higher_priority_takes_the_quota_of_a_lower_one_of_its_project(
     assert not plan(fleet(jobs(w, 1), held, projects, policy=policy)).preempt, "an equal waits"
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("running", "stop"), [(2, []), (3, ["r2", "r3"])])
+def test_a_job_larger_than_the_quota_stops_no_attempt_within_it(w, fleet, policy, running, stop):
+    """The attempt would come first again, because it does not borrow, and would be stopped again."""
+    one = {"vision": Project({"nvidia:H100": 1}, borrow=True)}
+    held = [*jobs(w, running, "r"), *jobs(w, 4 - running, "other", project="", priority=9)]
+    big = w.job("big", count=2, priority=5, number=9, project="vision")
+    decided = plan(fleet([big], held, one, policy=policy))
+    assert (sorted(p.victim for p in decided.preempt), decided.start) == (stop, ())
+
+
 def test_only_the_job_for_which_others_of_its_project_stop_is_said_to_wait_for_them(w, fleet):
     projects = {"vision": replace(VISION, borrow=True)}
     held = [*jobs(w, 1, "r"), *jobs(w, 3, "other", project="", priority=9)]

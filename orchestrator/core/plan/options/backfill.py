@@ -231,7 +231,9 @@ class _DeviceRequest:
         return victims
 
     def _is_useful(self, attempt: Running, available: Availability) -> bool:
-        """Return True if the end of this attempt frees devices, memory or quota that the job needs."""
+        """Return True if the end of this attempt frees devices, memory or quota that the job needs and may have."""
+        if self.capacity.quota.comes_first(attempt, self.job, self.need * self.nodes, self.kind):
+            return False
         return available.is_useful(attempt) or (
             self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(())
         )

@@ -132,6 +132,14 @@ class Quota:
         held = self._devices_of([attempt])
         return any(held[key] for key, _ in self._limits(job, kind))
 
+    def comes_first(self, attempt: Running, job: Job, devices: int, kind: str) -> bool:
+        """Return True if the attempt is within the quota of its project and the job, larger than that quota, is not.
+
+        It may not stop for the job: what is within a quota is served before all that borrow, so it would start again.
+        """
+        is_own = attempt.spec is not None and attempt.spec.project == job.project and attempt.job not in self.borrowed
+        return is_own and self.counts_against(job, attempt, kind) and not self.could_ever(job, devices, kind)
+
     def must_return(self, attempt: Running, job: Job, kind: str) -> bool:
         """Return True if the attempt borrows and the job has a better right to such devices.
 
