@@ -43,8 +43,8 @@ class KindAcceptance:
     def rates(self, job: JobRun) -> JobRates:
         gang, rates, assumed = devices(job.longest), [], False
         for kind, count in zip(self.fleet.kinds, self.fleet.devices.tolist(), strict=True):
-            candidate = self._candidate(job, kind, gang) if gang <= count else None
-            measured = self._measured(job, kind, candidate) if candidate is not None else 0.0
+            want = self._candidate(job, kind, gang) if gang <= count else None
+            measured = self._measured(job, kind, want) if want is not None else 0.0
             rates.append(1.0 if measured is None else measured)
             assumed |= measured is None
         return JobRates(tuple(rates), assumed)
@@ -54,34 +54,30 @@ class KindAcceptance:
         gang = devices(job.longest)
         seconds = 0.0
         for attempt in job.attempts:
-            measured = self._measured(job, attempt.kind, attempt.candidate)
+            measured = self._measured(job, attempt.kind, job.record.candidate_of(attempt))
             seconds += job.lasted_s(attempt) * devices(attempt) / gang * (1.0 if measured is None else measured)
         return seconds
 
-    def _measured(self, job: JobRun, kind: str, candidate: int) -> float | None:
+    def _measured(self, job: JobRun, kind: str, want: Candidate) -> float | None:
         """Rate relative to the kind where the job ran longest; None if one of the two was not measured."""
         if kind == job.longest.kind:
             return 1.0
-        log_job = job.record.job
-        if any(attempt.former_candidate for attempt in job.attempts):
-            return None  # the job has other candidates since it was moved
+        compared = (want, kind), (job.record.candidate_of(job.longest), job.longest.kind)
         on_kind, on_longest = (
-            self.throughput.of(log_job, *candidate_and_kind)
-            for candidate_and_kind in ((candidate, kind), (job.longest.candidate, job.longest.kind))
+            self.throughput.of(replace(job.record.job, candidates=(candidate,)), 0, at) for candidate, at in compared
         )
         if not (on_kind and on_longest and on_kind.items_per_s > 0 and on_longest.items_per_s > 0):
             return None
         ratio = on_kind.items_per_s / on_longest.items_per_s
         return ratio if 1 / MAX_RATIO <= ratio <= MAX_RATIO else None
 
-    def _candidate(self, job: JobRun, kind: str, gang: int) -> int | None:
-        """Index of the first candidate that allows this kind with `gang` devices."""
-        used = [a.candidate for a in job.attempts if a.kind == kind]
+    def _candidate(self, job: JobRun, kind: str, gang: int) -> Candidate | None:
+        """Return the candidate that ran on this kind last, else the first that allows it with `gang` devices."""
+        used = [job.record.candidate_of(a) for a in job.attempts if a.kind == kind]
         if used:
             return used[-1]
         log_job = job.record.job
-        fits = (i for i, want in enumerate(log_job.candidates) if self._accepts(log_job, want, kind, gang))
-        return next(fits, None)
+        return next((want for want in log_job.candidates if self._accepts(log_job, want, kind, gang)), None)
 
     def _accepts(self, job: Job, want: Candidate, kind: str, gang: int) -> bool:
         """Check a candidate. One for a named node is rejected: the log does not contain what is in that node."""

@@ -49,10 +49,10 @@ class CheckpointMirror(UploadLoop, StoredPoolCheckpoints):
         After an error, an upload is tried again with growing pauses; then only what is missing is sent. Returns the
         seconds that the search on this node took.
         """
-        started_s, searches = time.monotonic(), self._searches
+        started_s, request = time.monotonic(), self._request
         due = list(self._not_uploaded())
         search_s = time.monotonic() - started_s
-        self._set_pending(sum(map(self._has_valid_name, due)), searches)
+        self._set_pending(sum(map(self._has_valid_name, due)), request)
         problem, newest = self._access_problem(), dict[Path, str]()
         for folder in due:
             if not self._may_try(folder):

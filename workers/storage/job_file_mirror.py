@@ -66,10 +66,10 @@ class JobFileMirror(UploadLoop):
 
         Returns the seconds that the search on this node took.
         """
-        started_s, searches = time.monotonic(), self._searches
+        started_s, request = time.monotonic(), self._request
         due = self._due_folders()
         search_s, problems = time.monotonic() - started_s, list[str]()
-        self._set_pending(len(due), searches)
+        self._set_pending(len(due), request)
         for job, epoch in due:
             problem = self._try(job, partial(self._upload, job, epoch), "uploaded to")
             is_gone = bool(problem) and self._newest(job) != epoch  # the next attempt has renamed or moved it

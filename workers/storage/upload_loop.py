@@ -25,17 +25,18 @@ class UploadLoop(ABC):
     def __init__(self, what: str):
         self._what, self._problem = what, ""
         self._retry_s: dict[Hashable, tuple[float, float]] = {}
-        self._searches, self._counted, self._pending = 0, -1, 0
+        self._request, self._pending = object(), 0
+        self._counted: object | None = None
         self._wake = threading.Event()
 
     @property
     def pending_uploads(self) -> int:
         """Number of uploads that are not complete; at least 1 until those of attempts that have ended are counted."""
-        return self._pending if self._counted == self._searches else max(1, self._pending)
+        return self._pending if self._counted is self._request else max(1, self._pending)
 
     def search_now(self) -> None:
         """Search for new uploads without a pause: an attempt has ended."""
-        self._searches += 1
+        self._request = object()
         self._wake.set()
 
     def start(self) -> None:
@@ -65,9 +66,9 @@ class UploadLoop(ABC):
             self._wake.wait(pause_s)
             self._wake.clear()
 
-    def _set_pending(self, count: int, searches: int) -> None:
-        """Set the number of pending uploads, as of a search that began after so many calls of `search_now`."""
-        self._pending, self._counted = count, searches
+    def _set_pending(self, count: int, request: object) -> None:
+        """Set the number of pending uploads. `request` is the value of `_request` when the search for them began."""
+        self._pending, self._counted = count, request
 
     def _may_try(self, key: Hashable) -> bool:
         """Return False for a pause after `key` failed."""

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.catalogue.precision import short_name
 from cluster.errors import UserError
+from cluster.serialization import to_plain
 from orchestrator.core.jobs.fold import fold, placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery, Start
 from orchestrator.core.throughput import Measured, Throughput
@@ -99,6 +100,19 @@ def test_work_on_several_kinds_is_told_in_seconds_of_the_one_it_ran_longest_on()
     found = convert_log(log_of(story, rates=GPT2), None)
     assert found.trace.steps.tolist() == [pytest.approx(400.0 + 100.0)]
     assert found.trace.rate[:, 0].tolist() == [1.0, pytest.approx(1 / 3)]
+
+
+def test_a_job_that_was_migrated_has_the_measured_rates_of_the_candidates_it_ran_as():
+    migrated = job("m", Candidate((TPU,), precision="bf16"), workload="gpt2")
+    first, second = (TPU, 1, 0.0, 0.0, 300.0), (H100, 1, 300.0, 300.0, 700.0)
+    story = ran(migrated, first, second)
+    at = next(n for n, event in enumerate(story) if (event.event, event.epoch) == ("placed", 2))
+    to = {"candidates": [to_plain(Candidate((H100,)))], "reason": "moves"}
+    story.insert(at, Event("m", "migrated", 1, 300.0, to))
+    rates = (GPT2[0], (("gpt2", "train", TPU, "bf16"), 150.0))
+    found = convert_log(log_of(story, rates=rates), None)
+    assert found.trace.steps.tolist() == [pytest.approx(400.0 + 150.0)]
+    assert (found.trace.rate[:, 0].tolist(), found.assumed) == ([1.0, pytest.approx(1 / 2)], 0)
 
 
 @pytest.mark.parametrize(

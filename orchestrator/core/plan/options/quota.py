@@ -133,9 +133,10 @@ class Quota:
         return any(held[key] for key, _ in self._limits(job, kind))
 
     def comes_first(self, attempt: Running, job: Job, devices: int, kind: str) -> bool:
-        """Return True if the attempt is within the quota of its project and the job, larger than that quota, is not.
+        """Return True for an attempt within its project's quota if the job, of that project, exceeds the quota alone.
 
-        It may not stop for the job: what is within a quota is served before all that borrow, so it would start again.
+        Such an attempt does not stop for the job. Jobs within a quota start before jobs that borrow, so it would start
+        again first.
         """
         is_own = attempt.spec is not None and attempt.spec.project == job.project and attempt.job not in self.borrowed
         return is_own and self.counts_against(job, attempt, kind) and not self.could_ever(job, devices, kind)
