@@ -57,7 +57,7 @@ class OneNode:
 
     def __init__(self, home: Path):
         from orchestrator.core.jobs.fold import Attempt, Record
-        from orchestrator.core.model import Job
+        from orchestrator.core.model import Candidate, Job
         from orchestrator.core.states import State
         from orchestrator.runtime.jobs.log_copies import LogCopies
         from orchestrator.runtime.jobs.logs import JobLogs
@@ -65,7 +65,10 @@ class OneNode:
         placed = (("n0/cpu", (0,)),)
         attempt = Attempt(1, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0)
         names = ("long", "short")
-        self._records = {n: Record(Job(n, n, "run", (), state=State.SUCCEEDED), {}, attempts=(attempt,)) for n in names}
+        self._records = {
+            n: Record(Job(n, n, "run", (Candidate(("cpu",)),), state=State.SUCCEEDED), {}, attempts=(attempt,))
+            for n in names
+        }
         self._agent, self.ready, self.lost = agent_of(home), True, ""
         agents: Any = self
         self.job_logs = JobLogs(agents, LogCopies(home / "kept-logs", agents))
