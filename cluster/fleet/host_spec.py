@@ -70,7 +70,9 @@ class SSHSpec(BaseModel, extra="forbid", frozen=True):
         default=0, description="Port of the SSH server (0: from SSH's settings)"
     )
     config: File = Field(default="", description="Configuration file of `ssh` (default: ~/.ssh/config)")
-    jump: Annotated[str, AfterValidator(_jump)] = Field(default="", description="Jump hosts, as after `ssh -J`")
+    jump: Annotated[str, AfterValidator(_jump)] = Field(
+        default="", description="Jump hosts, as after `ssh -J`; their users and keys come from SSH's settings"
+    )
 
     def with_defaults(self, other: "SSHSpec | None") -> "SSHSpec":
         """Return these settings, completed by `other`'s."""

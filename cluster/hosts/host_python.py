@@ -7,7 +7,8 @@ import shlex
 import sys
 
 from cluster.errors import FleetError
-from cluster.hosts.ssh import HostRefused, Remote
+from cluster.hosts.ssh import Remote
+from cluster.hosts.ssh_errors import HostRefused
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALL_S = 900.0

@@ -16,27 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from cluster.errors import FleetError, PolyfleetError, UserError
+from cluster.errors import UserError
 from cluster.fleet.host_spec import SSHSpec
+from cluster.hosts.ssh_errors import HostUnreachable, failure, remedy
 
 CONNECT_S = 10
+"""For each connection: the host's own, and that of every jump host on the way."""
 OPTIONS = (
-    *("BatchMode=yes", "StrictHostKeyChecking=yes", f"ConnectTimeout={CONNECT_S}", "ServerAliveInterval=5"),
-    *("ServerAliveCountMax=4", "ControlMaster=no", "ControlPath=none", "ForwardAgent=no", "ForwardX11=no"),
-    *("ClearAllForwardings=yes", "LogLevel=ERROR"),
+    *("BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=5", "ServerAliveCountMax=4"),
+    *("ControlMaster=no", "ControlPath=none", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"),
+    "LogLevel=ERROR",
 )
+NO_PROMPT = {"SSH_ASKPASS_REQUIRE": "never"}
+"""A jump host's `ssh` gets none of OPTIONS: without a terminal it would ask in a window."""
 FAILED = 255
 """Exit code of `ssh` itself if there is no connection."""
-MAX_LOG_LINE_LENGTH = 300
 OnLine = Callable[[str], None]
-
-
-class HostUnreachable(FleetError):
-    """The host does not respond now."""
-
-
-class HostRefused(UserError):
-    """The host cannot be used: unknown or changed host key, our key is not accepted, or unknown name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,8 @@ class Remote:
             *(["-p", str(s.port)] if s.port else []),
             *(["-J", s.jump] if s.jump else []),
         ]
-        options = [argument for option in OPTIONS for argument in ("-o", option)]
+        connections = 1 + (s.jump.count(",") + 1 if s.jump else 0)
+        options = [a for o in (*OPTIONS, f"ConnectTimeout={CONNECT_S * connections}") for a in ("-o", o)]
         return ["ssh", *settings, *options, "-T", "--", self.host, f"exec {shlex.join(arguments)}"]
 
     def run(
@@ -79,7 +75,7 @@ class Remote:
         try:
             process = subprocess.Popen(
                 self.command(arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True,
+                start_new_session=True, env=os.environ | NO_PROMPT,
             )  # fmt: skip
         except FileNotFoundError:
             raise UserError(
@@ -103,42 +99,11 @@ class Remote:
             _kill(process)
         if timed_out.is_set():
             raise HostUnreachable(
-                f"host {self.host} did not respond within {timeout_s:.0f} s", RETRY_REMEDY.format(host=self.host)
+                f"host {self.host} did not respond within {timeout_s:.0f} s", remedy(self.host, self.ssh.jump)
             )
         if code == FAILED:
-            raise failure(self.host, stderr)
+            raise failure(self.host, stderr, self.ssh.jump)
         return CompletedCommand(code, output, stderr)
-
-
-RETRY_REMEDY = "check that `ssh {host} true` works, then run the command again"
-
-
-def failure(host: str, stderr: str) -> PolyfleetError:
-    """Return the error for the message that ssh printed when it could not connect."""
-    lowered, last = stderr.lower(), _last_line(stderr)
-    if "could not resolve hostname" in lowered or "name or service not known" in lowered:
-        return HostRefused(f"host {host} is unknown: {last}", "write a name that `ssh` can resolve, or its IP address")
-    if "identification has changed" in lowered:
-        return HostRefused(
-            f"the key of host {host} is not the one in known_hosts",
-            "find out why, since another machine may be using its name; then remove the old key: `ssh-keygen -R`",
-        )
-    if "host key verification failed" in lowered or "no matching host key" in lowered:
-        return HostRefused(
-            f"the key of host {host} is not in any known_hosts file",
-            f"run `ssh {host}` once, and compare the fingerprint that it shows with the host's own",
-        )
-    if "permission denied" in lowered or "too many authentication failures" in lowered:
-        return HostRefused(
-            f"host {host} refuses our key: {last}",
-            f"name the right `ssh.user` and `ssh.key`, or add the key there: ssh-copy-id {host}",
-        )
-    return HostUnreachable(f"host {host} cannot be reached: {last}", RETRY_REMEDY.format(host=host))
-
-
-def _last_line(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1][:MAX_LOG_LINE_LENGTH] if lines else "ssh gave no reason"
 
 
 def _exchange(process: "subprocess.Popen[bytes]", stdin_bytes: bytes, on_line: OnLine | None) -> tuple[bytes, str]:

@@ -6,7 +6,8 @@ import pytest
 
 from cluster.fleet.host_spec import SSHSpec
 from cluster.hosts import host_steps
-from cluster.hosts.ssh import HostRefused, HostUnreachable, Remote, failure
+from cluster.hosts.ssh import Remote
+from cluster.hosts.ssh_errors import HostRefused, HostUnreachable, failure
 
 
 def test_settings_become_options_and_the_command_is_one_word():
@@ -15,7 +16,7 @@ def test_settings_become_options_and_the_command_is_one_word():
     assert words[0] == "ssh"
     pairs = set(itertools.pairwise(words))
     assert pairs >= {("-F", "/c"), ("-i", "/k"), ("-l", "u"), ("-p", "2222"), ("-J", "g")}
-    assert pairs >= {("-o", "StrictHostKeyChecking=yes"), ("-o", "BatchMode=yes")}
+    assert pairs >= {("-o", "StrictHostKeyChecking=yes"), ("-o", "BatchMode=yes"), ("-o", "ConnectTimeout=20")}
     assert words[-3:] == ["--", "a.lab", """exec sh -c 'a '"'"'b'"'"''"""]
 
 
@@ -36,6 +37,40 @@ def test_what_ssh_says_becomes_a_sentence_with_the_host(said, kind, told):
     assert type(error) is kind
     assert told in str(error)
     assert error.remedy
+
+
+CLOSED = "kex_exchange_identification: Connection closed by remote host"
+
+
+@pytest.mark.parametrize(
+    "stderr, kind, message",
+    [
+        ("Host key verification failed.", HostRefused, "key of jump host gate is not in any"),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", HostRefused, "key of jump host gate is not the one"),
+        ("u@gate: Permission denied (publickey).", HostRefused, "jump host gate refuses our key"),
+        ("ssh: Could not resolve hostname gate: Name or service not known", HostRefused, "jump host gate is unknown"),
+        ("ssh: connect to host gate port 22: Connection refused", HostUnreachable, "jump host gate cannot be reached"),
+        (
+            "channel 0: open failed: connect failed: No route to host\nstdio forwarding failed", HostUnreachable,
+            "host h cannot be reached from jump host gate: connect failed: No route to host",
+        ),
+        (
+            "channel 0: open failed: administratively prohibited: open failed\nstdio forwarding failed",
+            HostUnreachable, "host h cannot be reached from jump host gate: administratively prohibited: open failed",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_jump_host_if_the_connection_ended_there(stderr, kind, message):
+    """As OpenSSH 9.2 prints it."""
+    error = failure("h", f"{stderr}\n{CLOSED}", jump="gate")
+    assert type(error) is kind
+    assert message in str(error)
+    assert "gate" in str(error.remedy) or kind is HostRefused
+
+
+@pytest.mark.parametrize("stderr", ["h: Permission denied (publickey).", CLOSED])
+def test_an_error_names_the_host_behind_a_jump_host_that_forwards(stderr):
+    assert str(failure("h", stderr, jump="gate")).startswith("host h ")
 
 
 @pytest.mark.parametrize(("rate", "words"), [("", []), ("50 MB", ["POLYFLEET_COPY_RATE=50 MB"])])
