@@ -106,7 +106,9 @@ def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
     return [node for nodes in map_in_threads(list(hosts), left) for node in nodes]
 
 
-def leave_pending(progress: Progress, but: Iterable[str] = ()) -> None:
-    """Stop the fleet's processes on hosts that could not be reached at `down`, if they can be reached now."""
-    if pending := [host for host in pending_stops.hosts() if host.name not in set(but)]:
-        leave(pending, progress)
+def leave_pending(progress: Progress, but: Iterable[str] = ()) -> list[str]:
+    """Stop the fleet's processes on hosts that could not be reached at `down`, if they can be reached now.
+
+    Returns the stopped nodes.
+    """
+    return leave((host for host in pending_stops.hosts() if host.name not in set(but)), progress)

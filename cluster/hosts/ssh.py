@@ -21,14 +21,14 @@ from cluster.fleet.host_spec import SSHSpec
 from cluster.hosts.ssh_errors import HostUnreachable, failure, remedy
 
 CONNECT_S = 10
-"""For each connection: the host's own, and that of every jump host on the way."""
+"""For each connection: the host's own, and that of every jump host."""
 OPTIONS = (
     *("BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=5", "ServerAliveCountMax=4"),
     *("ControlMaster=no", "ControlPath=none", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"),
     "LogLevel=ERROR",
 )
 NO_PROMPT = {"SSH_ASKPASS_REQUIRE": "never"}
-"""A jump host's `ssh` gets none of OPTIONS: without a terminal it would ask in a window."""
+"""A jump host's `ssh` gets none of OPTIONS: without a terminal it would prompt in a window."""
 FAILED = 255
 """Exit code of `ssh` itself if there is no connection."""
 OnLine = Callable[[str], None]

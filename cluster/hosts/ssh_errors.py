@@ -25,7 +25,7 @@ def ssh_command(host: str, jump: str = "") -> str:
 
 
 def failure(host: str, stderr: str, jump: str = "") -> PolyfleetError:
-    """Return the error for the message that ssh printed when it could not connect to `host`, by way of `jump` if set.
+    """Return the error for the message that ssh printed when it could not connect to `host`, through `jump` if set.
 
     A jump host has an `ssh` of its own, which prints into the same stream before the first one does.
     """
@@ -34,7 +34,7 @@ def failure(host: str, stderr: str, jump: str = "") -> PolyfleetError:
     if by_jump and len(by_jump) < len(lines):
         return _jump_failure(host, by_jump, jump)
     login = "name the right `ssh.user` and `ssh.key`"
-    # A time limit does not tell on which of the two connections the time was spent.
+    # A time limit does not show on which of the two connections the time was spent.
     through = f" through jump host {jump}" if jump else ""
     return _refusal(f"host {host}", host, lines, login) or HostUnreachable(
         f"host {host} cannot be reached{through}: {lines[-1] if lines else 'ssh gave no reason'}", remedy(host, jump)

@@ -130,8 +130,7 @@ def _leave_hosts(progress: Progress) -> list[str]:
             # The host of the head is last, because nodes of the others sign off at the head.
             last = [hosts_by_name.pop(record.head_host)] if record.head_host in hosts_by_name else []
             return hosts.leave(hosts_by_name.values(), progress) + hosts.leave(last, progress)
-    hosts.leave_pending(progress)
-    return []
+    return hosts.leave_pending(progress)
 
 
 def _leave_cluster(progress: Progress) -> None:

@@ -53,7 +53,7 @@ def down() -> None:
 
     with progress_line("stopping server and fleet"):
         stopped = lifecycle.down(print_message)
-    print_message(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+    print_message(f"stopped: {', '.join(stopped)}" if stopped else "nothing was stopped")
 
 
 def status(output: Output = Format.TABLE) -> None:
