@@ -64,7 +64,7 @@ def resources(kernels: TritonKernels = None, target: Targets = DEFAULT_TARGETS, 
     """Compile every configuration of the Triton kernels that may be launched, also for devices that this machine does
     not have, and print their registers, spills and shared memory. Exit code 1 if one spills or exceeds a device.
 
-    It takes about a minute per target the first time; results are cached until the source changes.
+    It takes one to four minutes per target the first time; results are cached until the source changes.
     """
     from orchestrator.show.kernels import resource_use
     from workers.kernels.compilation import resources
