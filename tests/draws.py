@@ -19,4 +19,4 @@ class Draws:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed)
         if torch := sys.modules.get("torch"):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
