@@ -27,7 +27,7 @@ STAMP := .venv/made-from-$(firstword $(shell cat $(LOCK) pyproject.toml | cksum)
 # pip, with its progress in a few lines: which package of how many, the large downloads with their sizes.
 PACKAGES := $(shell grep -c == $(LOCK))
 TELLING := $(BIN)/python -m cluster.environments.pip_progress
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile
 
 # What a test run and the demo print, and how long they take, must not depend on the caller's shell: without bytecode
 # files every command, server and rank of a fleet compiles all of our code anew.
@@ -87,6 +87,8 @@ $(STAMP):
 	@echo "installing what tests read, and Polyfleet itself" >&2
 	@$(TELLING) 1 $(INSTALL) --no-deps -r tests/data/requirements.txt
 	@$(TELLING) 1 $(INSTALL) --no-deps --no-build-isolation --editable .
+	@echo "compiling to bytecode, on all cores" >&2
+	@$(BIN)/python -m compileall -q -q -j 0 .venv/lib || true # pip would use one core; some files are for other Pythons
 	@touch $@
 
 # Exit code 3 means that this machine cannot hold it (system, Python, disk): said above, and not an error.

@@ -28,7 +28,7 @@ NOT_INHERITED = {
     "PIP_USER",
     "PIP_REQUIRE_VIRTUALENV",
 }
-PIP_OPTIONS = ("--no-input", "--progress-bar=off", "--disable-pip-version-check", "--no-cache-dir")
+PIP_OPTIONS = ("--no-input", "--progress-bar=off", "--disable-pip-version-check", "--no-cache-dir", "--no-compile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,9 @@ def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
         for options, settings in (*first, (["-r", str(requirements_file)], {})):
             if _run([*pip, "install", *PIP_OPTIONS, *options], at, on_line, settings):
                 raise _install_error(recipe, at, "failed to install")
+        progress("compiling to bytecode, on all cores")
+        # pip would use one core. The exit code says nothing: some installed files are for other versions of Python.
+        _run([python, "-I", "-m", "compileall", "-q", "-q", "-j", "0", str(at.folder / "lib")], at, lambda line: None)
     if recipe.modules:
         progress(f"checking that {', '.join(recipe.modules)} can be imported")
         if _run([python, "-I", "-c", f"import {', '.join(recipe.modules)}"], at, lambda line: None):
