@@ -29,6 +29,7 @@ from orchestrator.core.controller.nodes import Node, away_reason
 from orchestrator.runtime.agents import actors, code_delivery
 from orchestrator.runtime.agents.actors import first_line, last_line
 from orchestrator.runtime.agents.ray_calls import RAY
+from orchestrator.runtime.agents.server_generation import ServerGeneration
 from workers.errors import ControllerSuperseded
 from workers.protocol.messages import AttemptStatus, InvalidMessage
 
@@ -74,12 +75,8 @@ class AgentHandle:
 class Agents:
     """Agents by node name. Thread-safe. Only `call` and `stop_all` block; replies go to `post` as messages.
 
-    `generation`: the controller's generation. Agents refuse one older than the newest they have received.
-    `minimum_generation`: the newest generation reported by nodes that have just joined; ours must be above it. A
-    newer one from a node that has already obeyed us belongs to a server started after this one: `superseded_by` then
-    says so, and we do not count above it. `problem`: why no fleet is served, "" while one is, as last observed by the
-    controller. `repaired` gets a node and a sentence on its repair. `last_called_s`: last time (monotonic) of `call` or
-    `actor`, by node.
+    `problem`: why no fleet is served, "" while one is, as last observed by the controller. `repaired` gets a node and a
+    sentence on its repair. `last_called_s`: last time (monotonic) of `call` or `actor`, by node.
     """
 
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
@@ -95,11 +92,8 @@ class Agents:
         self._nodes_requested_s: float | None = None
         self._nodes_listed_s = 0.0
         self.nodes: Mapping[str, Node] = {}
-        self.generation = 0
-        self.minimum_generation = 0
-        self.superseded_by = ""
+        self.server_generation = ServerGeneration()
         self.problem = NO_FLEET
-        self._controlled_nodes: set[str] = set()
         self.last_called_s: dict[str, float] = {}
 
     def __getitem__(self, node: str) -> Node:
@@ -114,6 +108,16 @@ class Agents:
         """The newest facts of a node; None if it is unknown or has sent none."""
         row = self.nodes.get(node)
         return row.facts if row else None
+
+    @property
+    def generation(self) -> int:
+        """Sent with each call that only the server in control may make."""
+        return self.server_generation.number
+
+    @property
+    def superseded_by(self) -> str:
+        """Why this server no longer controls the fleet; "" if it does."""
+        return self.server_generation.superseded_by
 
     @property
     def server_address(self) -> HostAddress:
@@ -268,22 +272,11 @@ class Agents:
         handle.registered, handle.listed, reply = True, not hello, future.result()
         handle.clock_s = reply["clock_s"]
         if hello:
-            self._handle_generation(handle.node, int(reply.get("generation", 0)))
+            self.server_generation.handle_newest(handle.node, int(reply.get("generation", 0)))
         else:
-            self._controlled_nodes.add(handle.node)
+            self.server_generation.handle_obeyed(handle.node)
         for message in self._messages(handle, started_s, reply, hello):
             self._post(message)
-
-    def _handle_generation(self, node: str, generation: int) -> None:
-        """Handle the newest controller generation that a node has reported."""
-        if generation <= self.generation:
-            return
-        if node not in self._controlled_nodes:
-            self.minimum_generation = max(self.minimum_generation, generation)
-        elif not self.superseded_by:
-            reason = f"another server, started after this one, has taken over the fleet (node {node} obeys it)"
-            self.superseded_by = f"{reason}; run `polyfleet server stop` to stop this one"
-            log.error("%s: its generation is %d, ours is %d", reason, generation, self.generation)
 
     def _handle_poll_error(self, handle: AgentHandle, error: BaseException) -> None:
         import ray
@@ -296,7 +289,7 @@ class Agents:
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
             if isinstance(error.cause, ControllerSuperseded):
-                self._handle_generation(handle.node, error.cause.newest)
+                self.server_generation.handle_newest(handle.node, error.cause.newest)
             elif not isinstance(error.cause, Conflict):
                 reason = f"its agent fails: {error.cause!r}; check that it has the server's Polyfleet version"
                 self._post(AgentFailed(handle.node, handle.ray_id, reason))

@@ -98,7 +98,7 @@ class ControllerThread(threading.Thread):
         self._turn_due_s = 0.0
         self._has_ticked = True
         self._closing = threading.Event()
-        agents.generation = store.next_generation()
+        agents.server_generation.number = store.next_generation()
         self._link = RayLink(agents, self._inbox.put)
         agents.problem = before_joining(self._read_record())
         self._executor = CommandExecutor(agents, launcher, store, jobs, self._inbox.put, log_preservation, repair)
@@ -344,8 +344,7 @@ class ControllerThread(threading.Thread):
         if self.fleet and self.fleet.address != self._compared_address and time.monotonic() >= self._compare_at_s:
             self._compare_origin(self.fleet)
         self._agents.refresh()
-        if self._agents.minimum_generation > self._agents.generation:
-            self._agents.generation = self._store.next_generation(self._agents.minimum_generation)
+        self._agents.server_generation.rise(self._store.next_generation)
         for node in self._agents.idle_agents():
             cursors, last_phases = control.poll_arguments(self.control, node)
             self._agents.poll(node, cursors, last_phases, POLL_S)

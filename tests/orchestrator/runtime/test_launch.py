@@ -21,7 +21,7 @@ class Nodes(Agents):
 
     def __init__(self, agents, **nodes):
         super().__init__(lambda message: None)
-        self._handles, self.generation = agents._handles, agents.generation
+        self._handles, self.server_generation = agents._handles, agents.server_generation
         self.nodes = {name: node for name, node in (dict(agents.nodes) | nodes).items() if node}
 
 
