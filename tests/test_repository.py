@@ -43,7 +43,7 @@ TOLD_BY_DECIDING = {
 """What modules that decide say to whoever shows it."""
 # Without a clock, a thread, chance or a file: the same arguments give the same answer. Paths are text there.
 CORE_MAY_IMPORT = (
-    *("collections", "dataclasses", "enum", "hashlib", "heapq", "operator.attrgetter", "typing"),
+    *("bisect", "collections", "dataclasses", "enum", "hashlib", "heapq", "operator.attrgetter", "typing"),
     "pathlib.PurePosixPath",
     *("cluster.catalogue", "cluster.errors", "cluster.former_names", "cluster.serialization", "cluster.types"),
     *("workers.protocol.messages", "workers.protocol.failure_kinds", "orchestrator.core"),

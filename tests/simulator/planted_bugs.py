@@ -26,9 +26,10 @@ from orchestrator.core.controller.attempts import AttemptPart, AttemptState, Liv
 from orchestrator.core.controller.draft import Draft
 from orchestrator.core.fleet import leaked_devices, membership
 from orchestrator.core.jobs.fold import apply
-from orchestrator.core.model import Job, Project, Running
+from orchestrator.core.model import Job, Project
 from orchestrator.core.plan.options.gang import PlacementOption
 from orchestrator.core.plan.options.quota import Quota
+from orchestrator.core.plan.options.quota_use import QuotaUse
 from orchestrator.core.states import State
 from orchestrator.core.step import control, launch_orders, placement
 from tests.simulator.faults import Faults
@@ -185,13 +186,7 @@ def quota_ignored() -> list[Patch]:
 
 def all_counts_as_borrowed() -> list[Patch]:
     """Devices within the quota of a project are reclaimed for another one."""
-    original = Quota._add_and_check
-
-    def add(quota: Quota, attempt: Running) -> bool:
-        original(quota, attempt)
-        return True
-
-    return [(Quota, "_add_and_check", add)]
+    return [(QuotaUse, "borrowers", lambda use: {holder.job for holder in use._holders})]
 
 
 PROJECTS = {

@@ -128,17 +128,25 @@ class _Planning:
             self._wait(job, shape)
 
     def _borrow(self, waiting: list[Job]) -> None:
-        """Give idle devices to jobs beyond the quota of their project, after all others; no attempt stops for them."""
-        borrowers = [job for job in waiting if self.capacity.quota.may_borrow(job)] if self.capacity.quota.lends else []
-        self.capacity.quota.is_lending = True
-        for job in self._unplaced(borrowers):
-            if not self.is_full and self._try_start(job):
+        """Give idle devices to jobs beyond the quota of their project, after all others, in their order.
+
+        Only borrowers of their own project that have lower priority stop for them.
+        """
+        quota, blocked = self.capacity.quota, dict[int, int]()
+        for job in self._unplaced([job for job in waiting if quota.may_borrow(job)] if quota.lends else []):
+            shape = self.capacity.shape(job)
+            if self.is_full or blocked.get(shape) == self.capacity.version:
+                continue
+            quota.is_lending = True
+            is_started = self._try_start(job)
+            quota.is_lending = False
+            if is_started:
                 self.why_not.pop(job.id, None)
-        self.capacity.quota.is_lending = False
-        for job in self._unplaced(borrowers):
-            if not self.is_full:
-                self.why_not[job.id] = own = dict(self.why_not.get(job.id, {}))  # jobs with equal shapes share one dict
-                self._try_reserve(job, own, own=True)
+            elif reservation := backfill.find_reservation(job, self.capacity, borrows=True):
+                self.why_not[job.id] = dict(self.why_not.get(job.id, {}))  # jobs with equal shapes share one dict
+                self._stop_for(job, reservation, self.why_not[job.id])
+            else:
+                blocked[shape] = self.capacity.version
 
     def _unplaced(self, jobs: list[Job]) -> list[Job]:
         """Return jobs that were not started and have no devices reserved."""
@@ -227,17 +235,19 @@ class _Planning:
             self.blocked_shapes[shape] = (before, reasons)
         self.why_not[job.id] = reasons
 
-    def _try_reserve(self, job: Job, reasons: Reasons, own: bool = False) -> None:
-        """Reserve devices for the job. `own`: attempts of its project may stop for it although it may borrow."""
-        if reservation := backfill.find_reservation(job, self.capacity, own):
-            self.preempt += backfill.apply(job, reservation, self.capacity)
-            self.with_reservation.add(job.id)
-            self.waits_on[job.id] = reservation.nodes
-            reasons[reservation.candidate, ""] = backfill.waiting_sentence(
-                reservation, self.capacity, self.capacity.quota.borrowed
-            )
-        elif not own:
+    def _try_reserve(self, job: Job, reasons: Reasons) -> None:
+        """Reserve devices for the job, or the rest of its project's quota."""
+        if reservation := backfill.find_reservation(job, self.capacity):
+            self._stop_for(job, reservation, reasons)
+        else:
             backfill.reserve_quota(job, self.capacity)
+
+    def _stop_for(self, job: Job, reservation: backfill.Reservation, reasons: Reasons) -> None:
+        borrowed = self.capacity.quota.borrowed
+        self.preempt += backfill.apply(job, reservation, self.capacity)
+        self.with_reservation.add(job.id)
+        self.waits_on[job.id] = reservation.nodes
+        reasons[reservation.candidate, ""] = backfill.waiting_sentence(reservation, self.capacity, borrowed)
 
     def _try_start(self, job: Job) -> bool:
         if options := list_options(job, self.capacity):

@@ -67,7 +67,8 @@ def test_a_range_takes_no_more_than_the_quota_leaves(w, fleet):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_borrowers_come_after_all_others_whatever_their_priority(w, fleet, policy):
     borrows = {"vision": replace(VISION, borrow=True)}
-    seen = fleet([*jobs(w, 1, priority=9), *jobs(w, 1, "other", project="")], jobs(w, 3, "r"), borrows, policy=policy)
+    running = jobs(w, 3, "r", priority=9)
+    seen = fleet([*jobs(w, 1, priority=9), *jobs(w, 1, "other", project="")], running, borrows, policy=policy)
     assert [s.job for s in plan(seen).start] == ["other1"]
     assert [s.job for s in plan(replace(seen, jobs=seen.jobs[:1])).start] == ["j1"]
 
@@ -131,6 +132,32 @@ def test_a_job_larger_than_the_quota_stops_no_attempt_within_it(w, fleet, policy
     big = w.job("big", count=2, priority=5, number=9, project="vision")
     decided = plan(fleet([big], held, one, policy=policy))
     assert (sorted(p.victim for p in decided.preempt), decided.start) == (stop, ())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_attempts_of_lower_priority_leave_a_job_its_quota_and_become_the_borrowers(w, fleet, policy):
+    projects = {"vision": replace(VISION, borrow=True)}
+    decided = plan(fleet(jobs(w, 1, count=2, priority=5), jobs(w, 2, "r"), projects, policy=policy))
+    assert ([s.job for s in decided.start], decided.preempt) == (["j1"], ())
+    assert "borrows" not in decided.start[0].reason
+    last = w.job("last", number=9, priority=5, project="vision")
+    after = plan(fleet([last], [*jobs(w, 2, "r"), *jobs(w, 2, "j", priority=5)], projects, policy=policy))
+    assert [p.victim for p in after.preempt] == ["r2"], "no quota is left, so it takes the place of a borrower"
+    why = "project vision holds 4 nvidia:H100, of which 2 count for jobs of this priority; its quota is 2"
+    assert after.why_not["last"][0, f"a/{KIND}"] == why
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_borrower_leaves_the_quota_to_attempts_after_it(w, policy):
+    """The large attempt comes first, but does not fit into the quota; the small one does."""
+    node = w.devices("a", 4, free=())
+    large, small = w.job("large", count=3, number=1, project="vision"), w.job("small", number=2, project="vision")
+    running = [w.running("large", (node.id, (0, 1, 2)), order=1, spec=large)]
+    running += [w.running("small", (node.id, (3,)), order=2, spec=small)]
+    projects = {"vision": replace(VISION, borrow=True), "speech": Project({"nvidia": 1})}
+    owner = w.job("own", number=9, project="speech")
+    decided = plan(w.snapshot([node], [owner], running, projects=projects, policy=policy))
+    assert [(p.victim, p.job) for p in decided.preempt] == [("large", "own")]
 
 
 def test_only_the_job_for_which_others_of_its_project_stop_is_said_to_wait_for_them(w, fleet):

@@ -7,8 +7,9 @@ attempt that ends there: a gang at the head of the queue starts, however many sm
 Attempts that may stop for it: those of strictly lower priority, those of the same priority that a full decision would
 place elsewhere (core/plan/moves.py), and those that run beyond the quota of their project, for a job that is entitled
 to it (quota.py). They stop only if the job then fits, and no more of them than necessary. For a job that lacks quota,
-attempts of its own project with lower priority stop; if there are none, the rest of the quota is reserved for it, and
-no devices are. A job in a pause after a failure reserves nothing.
+attempts of its own project with lower priority stop, unless they can continue as borrowers; if there are none, the rest
+of the quota is reserved for it, and no devices are. A job that can only borrow stops only borrowers of its own project
+that have lower priority. A job in a pause after a failure reserves nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -31,7 +32,8 @@ class Reservation:
     """Reservation of `count` devices on each of `nodes` (devices ids) for candidate number `candidate`.
 
     `missing`: devices that will be neither free nor freeing after `victims` have stopped. `lacking` names the memory
-    that some nodes lack, `held_elsewhere` what victims on other nodes hold.
+    that some nodes lack, `held_elsewhere` what victims on other nodes hold. `borrows`: the
+    job has no quota left for these devices.
     """
 
     candidate: int
@@ -41,15 +43,16 @@ class Reservation:
     missing: int
     lacking: str = ""
     held_elsewhere: str = ""
+    borrows: bool = False
 
 
-def find_reservation(job: Job, capacity: FreeCapacity, own: bool = False) -> Reservation | None:
+def find_reservation(job: Job, capacity: FreeCapacity, borrows: bool = False) -> Reservation | None:
     """Return the best reservation for a job, None if no node that takes jobs could ever hold it, or quota is lacking.
 
-    `own`: attempts of its project may stop for it even if it may borrow.
+    `borrows`: it has no quota left, and only waits for attempts that are stopping or can be stopped for it.
     """
     waits_on = capacity.waits_on.get(job.id, ())
-    return min(_reservations(job, capacity, own), key=lambda c: _preference(job, c, waits_on), default=None)
+    return min(_reservations(job, capacity, borrows), key=lambda c: _preference(job, c, waits_on), default=None)
 
 
 def reserve_quota(job: Job, capacity: FreeCapacity) -> None:
@@ -107,7 +110,8 @@ def apply(
     for devices_id in reservation.nodes:
         capacity.reserve(job.id, job.candidates[reservation.candidate], devices_id, reservation.count)
         kind = capacity.devices[devices_id].kind
-        capacity.quota.reserve(job, kind, reservation.count)
+        if not reservation.borrows:
+            capacity.quota.reserve(job, kind, reservation.count, soon=not reservation.missing)
     why = f"{job.id} (priority {job.priority}) needs {reservation.count} of {', '.join(reservation.nodes)}"
     return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in reservation.victims]
 
@@ -146,15 +150,17 @@ def _candidate_nodes(job: Job, index: int, capacity: FreeCapacity) -> Iterator[l
             yield nodes
 
 
-def _reservations(job: Job, capacity: FreeCapacity, own: bool) -> Iterator[Reservation]:
+def _reservations(job: Job, capacity: FreeCapacity, borrows: bool) -> Iterator[Reservation]:
     for index, want in enumerate(job.candidates):
         for nodes in _candidate_nodes(job, index, capacity):
-            lacks_quota = capacity.quota.minimum_refusal(job, want, nodes[0])
-            if lacks_quota and capacity.quota.may_borrow(job) and not own:  # idle devices of other projects come first
+            lacks_quota = bool(capacity.quota.minimum_refusal(job, want, nodes[0]))
+            if borrows != (lacks_quota and capacity.quota.may_borrow(job)):  # borrowers come after all others
                 continue
             need = minimum_count(want, nodes[0])  # the same on all nodes of an island
-            reservation = _reserve_in(index, need, want.nodes, job, nodes, capacity)
-            if not lacks_quota or capacity.quota.is_within(job, need * want.nodes, nodes[0].kind, reservation.victims):
+            reservation = _reserve_in(index, need, want.nodes, job, nodes, capacity, borrows=borrows)
+            victims, devices, kind = reservation.victims, need * want.nodes, nodes[0].kind
+            within = borrows or not lacks_quota or capacity.quota.is_within(job, devices, kind, victims)
+            if within and not (borrows and reservation.missing):
                 yield reservation
 
 
@@ -166,14 +172,14 @@ def _reserve_in(
     nodes: list[Devices],
     capacity: FreeCapacity,
     equals: frozenset[str] = frozenset(),
+    borrows: bool = False,
 ) -> Reservation:
     """Return a reservation of `need` devices on each of `count` of these nodes."""
     counts = {have.id: capacity.available_soon(have.id) for have in nodes}
     available = Availability(job.candidates[index], nodes, counts, capacity.memory)
     kind = nodes[0].kind if nodes else ""
-    victims = _DeviceRequest(job, need, count, kind, capacity).fewest_victims(
-        available, _stoppable(job, capacity, equals, kind)
-    )
+    stoppable = _borrowers_below(job, capacity) if borrows else _stoppable(job, capacity, equals, kind)
+    victims = _DeviceRequest(job, need, count, kind, capacity, borrows).fewest_victims(available, stoppable)
     for victim in victims:
         available.add(victim, 1)
     fullest = available.fullest(nodes, need, capacity.waits_on.get(job.id, ()))[:count]
@@ -181,7 +187,8 @@ def _reserve_in(
     short = [machine(have) for have, gets in fullest if available.lacks_memory(have.id, need, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
     elsewhere = "memory of its machine" if all(map(available.is_useful, victims)) else "the quota of its project"
-    return Reservation(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
+    ids = tuple(have.id for have, _ in fullest)
+    return Reservation(index, need, ids, tuple(victims), missing, short_of, elsewhere, borrows)
 
 
 def _stoppable(job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> list[Running]:
@@ -196,6 +203,10 @@ def _stoppable(job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: s
     ]
 
 
+def _borrowers_below(job: Job, capacity: FreeCapacity) -> list[Running]:
+    return [r for r in capacity.lower_priority(job.priority) if capacity.quota.is_borrower_below(r, job)]
+
+
 def _may_be_stopped(attempt: Running, job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> bool:
     equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
     return equal or capacity.quota.must_return(attempt, job, kind)
@@ -203,18 +214,20 @@ def _may_be_stopped(attempt: Running, job: Job, capacity: FreeCapacity, equals: 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceRequest:
-    """Request for `need` devices of `kind` on each of `nodes` nodes."""
+    """Request for `need` devices of `kind` on each of `nodes` nodes. `borrows`: whatever quota is left."""
 
     job: Job
     need: int
     nodes: int
     kind: str
     capacity: FreeCapacity
+    borrows: bool
 
     def fewest_victims(self, available: Availability, lower: list[Running]) -> list[Running]:
         """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
 
-        Those that continue running first: higher priority, then submitted earlier, then by name.
+        Those that continue running first: those that do not borrow, since others stop borrowers, then higher priority,
+        then submitted earlier, then by name.
         """
         helpful = [r for r in lower if self._is_useful(r, available)]
         left, victims = available.copy(), list(helpful)
@@ -222,7 +235,7 @@ class _DeviceRequest:
             left.add(attempt, 1)
         if not self._is_enough(left, victims):
             return []
-        for attempt in sorted(helpful, key=lambda r: (-r.priority, r.order, r.job)):
+        for attempt in sorted(helpful, key=lambda r: (self._will_borrow(r), -r.priority, r.order, r.job)):
             left.add(attempt, -1)
             victims.remove(attempt)
             if not self._is_enough(left, victims):
@@ -232,17 +245,18 @@ class _DeviceRequest:
 
     def _is_useful(self, attempt: Running, available: Availability) -> bool:
         """Return True if the end of this attempt frees devices, memory or quota that the job needs and may have."""
-        if self.capacity.quota.comes_first(attempt, self.job, self.need * self.nodes, self.kind):
-            return False
         return available.is_useful(attempt) or (
             self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(())
         )
+
+    def _will_borrow(self, attempt: Running) -> bool:
+        return self.capacity.quota.is_borrower_beside(attempt, self.job, self.need * self.nodes, self.kind)
 
     def _is_enough(self, available: Availability, victims: Collection[Running]) -> bool:
         return available.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
 
     def _is_within_quota(self, victims: Collection[Running]) -> bool:
-        return self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
+        return self.borrows or self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
 
 
 def _preference(job: Job, reservation: Reservation, waits_on: tuple[str, ...] = ()) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from cluster.catalogue import matches_pattern
 from orchestrator.core.model import Candidate, Devices, Job, Project, Running
 from orchestrator.core.plan.options.fit import minimum_count
 from orchestrator.core.plan.options.gang import PlacementOption
+from orchestrator.core.plan.options.quota_use import Holder, QuotaUse
 
 DeviceCounts = Counter[tuple[str, str]]
 """Devices by (project, pattern of its quota)."""
@@ -30,17 +31,34 @@ class _Limit:
 class Quota:
     """Quotas of all projects, updated while a plan is made.
 
-    Attempts that are stopping hold their devices until they have ended. While `is_lending` is set, projects that may
-    borrow have no limits; the planner then gives out only devices that no other job needs.
+    A project that may not borrow never holds more than its quota, attempts that are stopping included. In one that may,
+    only attempts within the quota count that are not stopping and not of lower priority than the job: those of lower
+    priority become the borrowers when it starts.
+
+    While `is_lending` is set, projects that may borrow have no limits; the planner then gives out only devices that no
+    other job needs. One limit remains: quota for which a job of the same priority only waits for attempts that are
+    stopping. A borrower would count against it in the next plan, and these attempts would have stopped in vain.
     """
 
     def __init__(self, projects: Mapping[str, Project], running: Iterable[Running]):
         self.projects, self.is_lending = projects, False
-        # What may not be stopped comes first: it cannot be returned, so others are the borrowers.
-        attempts = sorted(running, key=lambda r: (r.preemptible, -r.priority, r.order, r.job)) if projects else []
         self._held, self._freeing, self._reserved = DeviceCounts(), DeviceCounts(), DeviceCounts()
         self._reserved_for: dict[str, DeviceCounts] = {}
-        self.borrowed = frozenset(r.job for r in attempts if self._add_and_check(r))
+        self._needed_soon: set[tuple[tuple[str, str], int]] = set()
+        self._use = {name: QuotaUse(project.quota) for name, project in projects.items()}
+        self._borrowed: frozenset[str] | None = None if projects else frozenset()
+        for attempt in running if projects else ():
+            devices, position = self._devices_of([attempt]), (-attempt.priority, attempt.order, attempt.job)
+            self._held += devices
+            if not attempt.stopping:
+                self._use_devices(devices, Holder(attempt.preemptible, *position))
+
+    @property
+    def borrowed(self) -> frozenset[str]:
+        """Return the jobs of attempts beyond the quota of their project."""
+        if self._borrowed is None:
+            self._borrowed = frozenset[str]().union(*(use.borrowers() for use in self._use.values()))
+        return self._borrowed
 
     def narrow(self, job: Job, want: Candidate, have: Devices, ending: Running | None = None) -> Candidate | None:
         """Return the candidate reduced to the quota left for devices like these, or None if that is too little.
@@ -60,9 +78,12 @@ class Quota:
         limit = self._tightest(job, kind, ending)
         if limit is None or devices <= limit.left:
             return ""
+        key = job.project, limit.pattern
         message = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
+        if self.projects[job.project].borrow and limit.held != self._held[key]:
+            message = f"project {job.project} holds {self._held[key]} {limit.pattern}, of which {limit.held} count for "
+            message += f"jobs of this priority; its quota is {limit.most}"
         if limit.reserved:
-            key = job.project, limit.pattern
             first = next(name for name, reserved in self._reserved_for.items() if reserved[key])
             message += f" ({limit.reserved} more reserved for {first}, which is ahead in the queue)"
         elif limit.held < limit.most:
@@ -84,14 +105,12 @@ class Quota:
         return ""
 
     def is_within(self, job: Job, devices: int, kind: str, victims: Iterable[Running] = ()) -> bool:
-        """Return True if the job may get `devices` after `victims` and stopping attempts have ended.
-
-        Its project must then hold at most its quota, or what it holds now if that is more.
-        """
-        freed, own = self._devices_of(victims), self._reserved_for.get(job.id, DeviceCounts())
+        """Return True if the job may get `devices` after `victims` and stopping attempts have ended."""
+        freed = self._devices_of(victim for victim in victims if self._counts(job, victim))
+        own = self._reserved_for.get(job.id, DeviceCounts())
         for key, most in self._limits(job, kind):
-            now = self._held[key] - self._freeing[key]
-            if now - freed[key] + self._reserved[key] - own[key] + devices > max(most, now):
+            stopping = 0 if self.projects[job.project].borrow else self._freeing[key]
+            if self._counted(job, key) - stopping - freed[key] + self._reserved[key] - own[key] + devices > most:
                 return False
         return True
 
@@ -100,21 +119,30 @@ class Quota:
         return all(devices <= most for _, most in self._limits(job, kind))
 
     def allocate(self, job: Job, option: PlacementOption) -> None:
-        self._add(self._held, job.project, option.nodes[0].kind, option.count * len(option.nodes))
+        devices = DeviceCounts()
+        self._add(devices, job.project, option.nodes[0].kind, option.count * len(option.nodes))
+        self._held += devices
+        self._use_devices(devices, Holder(job.preemptible, -job.priority, job.number, job.id))
 
-    def reserve(self, job: Job, kind: str, devices: int) -> None:
-        """Reserve quota for a waiting job against later jobs of its project."""
+    def reserve(self, job: Job, kind: str, devices: int, *, soon: bool = False) -> None:
+        """Reserve quota for a waiting job against later jobs of its project.
+
+        `soon`: it only waits for attempts that are stopping, so the quota is reserved against borrowers, too.
+        """
         for key, _ in self._limits(job, kind):
-            self._reserve_for(job, key, devices)
+            self._reserve_for(job, key, devices, soon)
 
     def reserve_more(self, job: Job, kind: str, devices: int, ending: Running) -> None:
         """Reserve the part of `devices` that the job's attempt `ending` does not hold already."""
         held = self._devices_of([ending])
         for key, _ in self._limits(job, kind):
-            self._reserve_for(job, key, max(0, devices - held[key]))
+            self._reserve_for(job, key, max(0, devices - held[key]), soon=True)
 
     def count_as_stopping(self, attempt: Running) -> None:
         self._freeing += self._devices_of([attempt])
+        if attempt.spec and attempt.spec.project in self._use:
+            self._use[attempt.spec.project].remove(attempt.job)
+            self._borrowed = None
 
     def holds(self, project: str, pattern: str) -> int:
         return self._held[project, pattern]
@@ -129,40 +157,45 @@ class Quota:
 
     def counts_against(self, job: Job, attempt: Running, kind: str) -> bool:
         """Return True if the attempt holds devices that count against a quota of the job's project for this kind."""
-        held = self._devices_of([attempt])
+        held = self._devices_of([attempt] if self._counts(job, attempt) else [])
         return any(held[key] for key, _ in self._limits(job, kind))
 
-    def comes_first(self, attempt: Running, job: Job, devices: int, kind: str) -> bool:
-        """Return True for an attempt within its project's quota if the job, of that project, exceeds the quota alone.
+    def is_borrower_beside(self, attempt: Running, job: Job, devices: int, kind: str) -> bool:
+        """Return True if the attempt borrows, or may do so once the job has `devices`. Others stop it then."""
+        if attempt.job in self.borrowed or not self._outranks(job, attempt):
+            return attempt.job in self.borrowed
+        held = self._devices_of([attempt])
+        return any(
+            held[key] and self._held[key] - self._freeing[key] + devices > most for key, most in self._limits(job, kind)
+        )
 
-        Such an attempt does not stop for the job. Jobs within a quota start before jobs that borrow, so it would start
-        again first.
-        """
-        is_own = attempt.spec is not None and attempt.spec.project == job.project and attempt.job not in self.borrowed
-        return is_own and self.counts_against(job, attempt, kind) and not self.could_ever(job, devices, kind)
+    def is_borrower_below(self, attempt: Running, job: Job) -> bool:
+        """Return True if the attempt borrows, and stops for a job of its project that could only borrow."""
+        return attempt.job in self.borrowed and self._outranks(job, attempt)
 
     def must_return(self, attempt: Running, job: Job, kind: str) -> bool:
         """Return True if the attempt borrows and the job has a better right to such devices.
 
         That is the case if its project has a quota of them, or has no limit and the job's priority is not lower.
         """
-        if attempt.job not in self.borrowed or not attempt.preemptible or self.is_lending:
+        if attempt.job not in self.borrowed or not attempt.preemptible:
             return False
         is_other_project = attempt.spec is None or attempt.spec.project != job.project
         return is_other_project and (bool(self._quotas_for(job.project, kind)) or job.priority >= attempt.priority)
 
     def _tightest(self, job: Job, kind: str, ending: Running | None = None) -> _Limit | None:
-        freed = self._devices_of([ending]) if ending else DeviceCounts()
+        freed = self._devices_of([ending] if ending and self._counts(job, ending) else [])
         limits = [
-            _Limit(key[1], most, self._held[key] - freed[key], self._reserved[key])
+            _Limit(key[1], most, self._counted(job, key) - freed[key], self._reserved[key])
             for key, most in self._limits(job, kind)
         ]
         return min(limits, key=lambda limit: limit.left, default=None)
 
     def _limits(self, job: Job, kind: str) -> list[tuple[tuple[str, str], int]]:
+        limits = [((job.project, pattern), most) for pattern, most in self._quotas_for(job.project, kind)]
         if self.is_lending and self.may_borrow(job):
-            return []
-        return [((job.project, pattern), most) for pattern, most in self._quotas_for(job.project, kind)]
+            return [limit for limit in limits if (limit[0], job.priority) in self._needed_soon]
+        return limits
 
     def _quotas_for(self, project: str, kind: str) -> list[tuple[str, int]]:
         """Return the quotas of a project that apply to a kind."""
@@ -172,11 +205,28 @@ class Quota:
             (pattern, most) for pattern, most in self.projects[project].quota.items() if matches_pattern(pattern, kind)
         ]
 
-    def _add_and_check(self, attempt: Running) -> bool:
-        """Count an attempt, in order of priority and age; return True if its project is then beyond its quota."""
-        held = self._devices_of([attempt])
-        self._held += held
-        return any(self._held[key] > self.projects[key[0]].quota[key[1]] for key in held)
+    def _use_devices(self, devices: DeviceCounts, holder: Holder) -> None:
+        for project in {project for project, _ in devices}:
+            by_pattern = {pattern: count for (_, pattern), count in devices.items()}
+            self._use[project].add(replace(holder, devices=by_pattern))
+            self._borrowed = None
+
+    def _counted(self, job: Job, key: tuple[str, str]) -> int:
+        """Return the devices of its project that leave less quota to the job."""
+        if self.projects[job.project].borrow:
+            return self._use[job.project].counted(key[1], job.priority)
+        return self._held[key]
+
+    def _counts(self, job: Job, attempt: Running) -> bool:
+        """Return True if the devices of an attempt of the job's project leave less quota to the job."""
+        project = self.projects.get(job.project)
+        return not (project and project.borrow) or not (attempt.job in self.borrowed or self._outranks(job, attempt))
+
+    def _outranks(self, job: Job, attempt: Running) -> bool:
+        """Return True if the attempt would become a borrower of the project, which may borrow, for the job."""
+        is_own = attempt.spec is not None and attempt.spec.project == job.project and job.project in self.projects
+        is_lower = attempt.preemptible and attempt.priority < job.priority
+        return is_own and is_lower and self.projects[job.project].borrow
 
     def _devices_of(self, attempts: Iterable[Running]) -> DeviceCounts:
         totals = DeviceCounts()
@@ -185,7 +235,9 @@ class Quota:
             self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.allocation))
         return totals
 
-    def _reserve_for(self, job: Job, key: tuple[str, str], devices: int) -> None:
+    def _reserve_for(self, job: Job, key: tuple[str, str], devices: int, soon: bool) -> None:
+        if soon and devices:
+            self._needed_soon.add((key, job.priority))
         self._reserved[key] += devices
         self._reserved_for.setdefault(job.id, DeviceCounts())[key] += devices
 
