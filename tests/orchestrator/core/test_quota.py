@@ -143,7 +143,7 @@ def test_attempts_of_lower_priority_leave_a_job_its_quota_and_become_the_borrowe
     last = w.job("last", number=9, priority=5, project="vision")
     after = plan(fleet([last], [*jobs(w, 2, "r"), *jobs(w, 2, "j", priority=5)], projects, policy=policy))
     assert [p.victim for p in after.preempt] == ["r2"], "no quota is left, so it takes the place of a borrower"
-    why = "project vision holds 4 nvidia:H100, of which 2 count for jobs of this priority; its quota is 2"
+    why = "project vision holds 4 nvidia:H100; 2 of them count against its quota of 2 for a job of this priority"
     assert after.why_not["last"][0, f"a/{KIND}"] == why
 
 

@@ -1,15 +1,13 @@
-"""Reserve devices for a job that does not fit now, and choose the attempts that stop for it.
+"""Reserve devices for a job that does not fit now.
 
 The rule is simple on purpose. A blocked job reserves devices at one place that could serve it: the one with the fewest
 missing devices. No job after it in the policy's order gets those devices, so the number missing falls with every
 attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it.
 
-Attempts that may stop for it: those of strictly lower priority, those of the same priority that a full decision would
-place elsewhere (core/plan/moves.py), and those that run beyond the quota of their project, for a job that is entitled
-to it (quota.py). They stop only if the job then fits, and no more of them than necessary. For a job that lacks quota,
-attempts of its own project with lower priority stop, unless they can continue as borrowers; if there are none, the rest
-of the quota is reserved for it, and no devices are. A job that can only borrow stops only borrowers of its own project
-that have lower priority. A job in a pause after a failure reserves nothing.
+Which attempts stop for it is decided in victims.py. They stop only if the job then fits, and no more of them than
+necessary. For a job that lacks quota, and for which no attempt of its project may stop, the rest of the quota is
+reserved, and no devices are. A job that can only borrow reserves devices only if it then waits for nothing but attempts
+that are stopping. A job in a pause after a failure reserves nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +20,7 @@ from orchestrator.core.plan.options.capacity import FreeCapacity
 from orchestrator.core.plan.options.fit import minimum_count, vendor_change_reason
 from orchestrator.core.plan.options.host_memory import Availability, machine
 from orchestrator.core.plan.options.score import rank
+from orchestrator.core.plan.options.victims import DeviceRequest, fewest_victims
 
 MAX_HOLDERS = 3
 """Maximum number of holders of devices that a message names."""
@@ -32,8 +31,8 @@ class Reservation:
     """Reservation of `count` devices on each of `nodes` (devices ids) for candidate number `candidate`.
 
     `missing`: devices that will be neither free nor freeing after `victims` have stopped. `lacking` names the memory
-    that some nodes lack, `held_elsewhere` what victims on other nodes hold. `borrows`: the
-    job has no quota left for these devices.
+    that some nodes lack, `held_elsewhere` what victims on other nodes hold. `borrows`: the job has no quota left for
+    these devices.
     """
 
     candidate: int
@@ -76,9 +75,9 @@ def reservation_at(
     groups = [nodes for nodes in node_groups_at(job, place, capacity) if len(nodes) >= place.nodes]
     if not groups or capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
-    reservations = (
-        _reserve_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals) for nodes in groups
-    )
+    kind = place.island.kind
+    request = DeviceRequest(job, place.candidate, place.count, place.nodes, kind, capacity, equals)
+    reservations = (_reserve_in(request, nodes) for nodes in groups)
     return min(reservations, key=lambda reservation: _preference(job, reservation))
 
 
@@ -156,107 +155,31 @@ def _reservations(job: Job, capacity: FreeCapacity, borrows: bool) -> Iterator[R
             lacks_quota = bool(capacity.quota.minimum_refusal(job, want, nodes[0]))
             if borrows != (lacks_quota and capacity.quota.may_borrow(job)):  # borrowers come after all others
                 continue
-            need = minimum_count(want, nodes[0])  # the same on all nodes of an island
-            reservation = _reserve_in(index, need, want.nodes, job, nodes, capacity, borrows=borrows)
-            victims, devices, kind = reservation.victims, need * want.nodes, nodes[0].kind
-            within = borrows or not lacks_quota or capacity.quota.is_within(job, devices, kind, victims)
-            if within and not (borrows and reservation.missing):
+            count = minimum_count(want, nodes[0])  # the same on all nodes of an island
+            request = DeviceRequest(job, index, count, want.nodes, nodes[0].kind, capacity, borrows=borrows)
+            reservation = _reserve_in(request, nodes)
+            is_possible = not lacks_quota or request.is_within_quota(reservation.victims)
+            if is_possible and not (borrows and reservation.missing):
                 yield reservation
 
 
-def _reserve_in(
-    index: int,
-    need: int,
-    count: int,
-    job: Job,
-    nodes: list[Devices],
-    capacity: FreeCapacity,
-    equals: frozenset[str] = frozenset(),
-    borrows: bool = False,
-) -> Reservation:
-    """Return a reservation of `need` devices on each of `count` of these nodes."""
-    counts = {have.id: capacity.available_soon(have.id) for have in nodes}
-    available = Availability(job.candidates[index], nodes, counts, capacity.memory)
-    kind = nodes[0].kind if nodes else ""
-    stoppable = _borrowers_below(job, capacity) if borrows else _stoppable(job, capacity, equals, kind)
-    victims = _DeviceRequest(job, need, count, kind, capacity, borrows).fewest_victims(available, stoppable)
+def _reserve_in(request: DeviceRequest, nodes: list[Devices]) -> Reservation:
+    """Return a reservation of the devices on some of these nodes, which could serve the request together."""
+    job, count, memory = request.job, request.count, request.capacity.memory
+    counts = {have.id: request.capacity.available_soon(have.id) for have in nodes}
+    available = Availability(job.candidates[request.candidate], nodes, counts, memory)
+    victims = fewest_victims(request, available)
     for victim in victims:
         available.add(victim, 1)
-    fullest = available.fullest(nodes, need, capacity.waits_on.get(job.id, ()))[:count]
-    missing = sum(need - gets for _, gets in fullest)
-    short = [machine(have) for have, gets in fullest if available.lacks_memory(have.id, need, gets)]
+    fullest = available.fullest(nodes, count, request.capacity.waits_on.get(job.id, ()))[: request.nodes]
+    missing = sum(count - gets for _, gets in fullest)
+    short = [machine(have) for have, gets in fullest if available.lacks_memory(have.id, count, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
     elsewhere = "memory of its machine" if all(map(available.is_useful, victims)) else "the quota of its project"
     ids = tuple(have.id for have, _ in fullest)
-    return Reservation(index, need, ids, tuple(victims), missing, short_of, elsewhere, borrows)
-
-
-def _stoppable(job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> list[Running]:
-    """Return attempts of lower priority, those in `equals`, and those that borrow quota of this kind."""
-    lower = capacity.lower_priority(job.priority)
-    others = (
-        capacity.running[name] for name in sorted({*equals, *capacity.quota.borrowed}) if name in capacity.running
+    return Reservation(
+        request.candidate, count, ids, tuple(victims), missing, short_of, elsewhere, borrows=request.borrows
     )
-    return [
-        *lower,
-        *(r for r in others if r.priority >= job.priority and _may_be_stopped(r, job, capacity, equals, kind)),
-    ]
-
-
-def _borrowers_below(job: Job, capacity: FreeCapacity) -> list[Running]:
-    return [r for r in capacity.lower_priority(job.priority) if capacity.quota.is_borrower_below(r, job)]
-
-
-def _may_be_stopped(attempt: Running, job: Job, capacity: FreeCapacity, equals: frozenset[str], kind: str) -> bool:
-    equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
-    return equal or capacity.quota.must_return(attempt, job, kind)
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceRequest:
-    """Request for `need` devices of `kind` on each of `nodes` nodes. `borrows`: whatever quota is left."""
-
-    job: Job
-    need: int
-    nodes: int
-    kind: str
-    capacity: FreeCapacity
-    borrows: bool
-
-    def fewest_victims(self, available: Availability, lower: list[Running]) -> list[Running]:
-        """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
-
-        Those that continue running first: those that do not borrow, since others stop borrowers, then higher priority,
-        then submitted earlier, then by name.
-        """
-        helpful = [r for r in lower if self._is_useful(r, available)]
-        left, victims = available.copy(), list(helpful)
-        for attempt in helpful:
-            left.add(attempt, 1)
-        if not self._is_enough(left, victims):
-            return []
-        for attempt in sorted(helpful, key=lambda r: (self._will_borrow(r), -r.priority, r.order, r.job)):
-            left.add(attempt, -1)
-            victims.remove(attempt)
-            if not self._is_enough(left, victims):
-                left.add(attempt, 1)
-                victims.append(attempt)
-        return victims
-
-    def _is_useful(self, attempt: Running, available: Availability) -> bool:
-        """Return True if the end of this attempt frees devices, memory or quota that the job needs and may have."""
-        return available.is_useful(attempt) or (
-            self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(())
-        )
-
-    def _will_borrow(self, attempt: Running) -> bool:
-        return self.capacity.quota.is_borrower_beside(attempt, self.job, self.need * self.nodes, self.kind)
-
-    def _is_enough(self, available: Availability, victims: Collection[Running]) -> bool:
-        return available.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
-
-    def _is_within_quota(self, victims: Collection[Running]) -> bool:
-        return self.borrows or self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
 
 
 def _preference(job: Job, reservation: Reservation, waits_on: tuple[str, ...] = ()) -> tuple[Any, ...]:

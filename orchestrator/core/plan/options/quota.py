@@ -81,8 +81,8 @@ class Quota:
         key = job.project, limit.pattern
         message = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
         if self.projects[job.project].borrow and limit.held != self._held[key]:
-            message = f"project {job.project} holds {self._held[key]} {limit.pattern}, of which {limit.held} count for "
-            message += f"jobs of this priority; its quota is {limit.most}"
+            message = f"project {job.project} holds {self._held[key]} {limit.pattern}; {limit.held} of them count "
+            message += f"against its quota of {limit.most} for a job of this priority"
         if limit.reserved:
             first = next(name for name, reserved in self._reserved_for.items() if reserved[key])
             message += f" ({limit.reserved} more reserved for {first}, which is ahead in the queue)"
@@ -160,7 +160,7 @@ class Quota:
         held = self._devices_of([attempt] if self._counts(job, attempt) else [])
         return any(held[key] for key, _ in self._limits(job, kind))
 
-    def is_borrower_beside(self, attempt: Running, job: Job, devices: int, kind: str) -> bool:
+    def borrows_beside(self, attempt: Running, job: Job, devices: int, kind: str) -> bool:
         """Return True if the attempt borrows, or may do so once the job has `devices`. Others stop it then."""
         if attempt.job in self.borrowed or not self._outranks(job, attempt):
             return attempt.job in self.borrowed
@@ -169,8 +169,8 @@ class Quota:
             held[key] and self._held[key] - self._freeing[key] + devices > most for key, most in self._limits(job, kind)
         )
 
-    def is_borrower_below(self, attempt: Running, job: Job) -> bool:
-        """Return True if the attempt borrows, and stops for a job of its project that could only borrow."""
+    def is_own_borrower(self, attempt: Running, job: Job) -> bool:
+        """Return True if the attempt borrows and is of lower priority and of the same project as the job."""
         return attempt.job in self.borrowed and self._outranks(job, attempt)
 
     def must_return(self, attempt: Running, job: Job, kind: str) -> bool:
@@ -212,13 +212,13 @@ class Quota:
             self._borrowed = None
 
     def _counted(self, job: Job, key: tuple[str, str]) -> int:
-        """Return the devices of its project that leave less quota to the job."""
+        """Return the devices that its project holds and that count against its quota for the job."""
         if self.projects[job.project].borrow:
             return self._use[job.project].counted(key[1], job.priority)
         return self._held[key]
 
     def _counts(self, job: Job, attempt: Running) -> bool:
-        """Return True if the devices of an attempt of the job's project leave less quota to the job."""
+        """Return True if the devices of an attempt of the job's project count against its quota for the job."""
         project = self.projects.get(job.project)
         return not (project and project.borrow) or not (attempt.job in self.borrowed or self._outranks(job, attempt))
 

@@ -46,7 +46,7 @@ class QuotaUse:
         return {holder.job for holder in self._holders} - {holder.job for holder in self._divided()}
 
     def counted(self, pattern: str, priority: int) -> int:
-        """Return the devices within the quota that a job of `priority` leaves to their attempts."""
+        """Return the devices within the quota whose attempts do not become borrowers for a job of `priority`."""
         within, key = self._divided(), (pattern, priority)
         if key not in self._counted:
             ahead = (holder for holder in within if not holder.preemptible or -holder.negative_priority >= priority)
