@@ -4,6 +4,10 @@ A file or a socket that nobody closed warns when it is collected, which may be i
 file of tests is collected after its last test. In between the collector runs rarely: looking through what the tests
 hold takes a fifth of the time of files with many small tests. More garbage is there at once for that, so what is freed
 after a file is given back to the system: a process had 1.3 GB at the end of some files with it, and 1.0 GB now.
+
+Modules are frozen: no collection looks at them. Many are imported by the first test that needs them, such as torch with
+200,000 objects; looking through those for every file, and whenever a benchmark collects, took a sixth of the CPU time
+of files that use torch. So what there is after a file that imported something is frozen, too.
 """
 
 import ctypes
@@ -18,29 +22,39 @@ import pytest
 
 NEW_OBJECTS = 20_000
 """So many more objects made than freed until the collector looks at the new ones; Python's default is 700."""
+MANY_MODULES = 300
+"""A test that imports so many is worth a collection of its own, before the next test of its file."""
 
 
 class Garbage:
     """In the process that runs the tests."""
 
     def __init__(self) -> None:
+        self._frozen_modules = 0
         gc.disable()  # until the tests are collected: nearly all that is made until then stays
 
     def pytest_collection_finish(self) -> None:
         gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
         gc.enable()
         gc.collect()
-        gc.freeze()  # modules stay: collecting what one file has left takes milliseconds
+        self._freeze()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         try:
             return (yield)
         finally:
-            if nextitem is None or nextitem.path != item.path:
+            new_modules = len(sys.modules) - self._frozen_modules
+            if nextitem is None or nextitem.path != item.path or new_modules >= MANY_MODULES:
                 collect()
+                if new_modules > 0:
+                    self._freeze()
                 with suppress(AttributeError, OSError):  # only glibc has it
                     ctypes.CDLL(None).malloc_trim(0)
+
+    def _freeze(self) -> None:
+        gc.freeze()
+        self._frozen_modules = len(sys.modules)
 
 
 def collect() -> None:
