@@ -48,12 +48,19 @@ def up(
 
 
 def down() -> None:
-    """Stop the server and the fleet. Running jobs are interrupted; checkpoints remain."""
+    """Stop the server and the fleet. Running jobs are interrupted; checkpoints remain.
+
+    Exit code 3 if a host could not be reached: its nodes still run. The next `up` or `down` that reaches it stops them.
+    """
+    from cluster.errors import FleetError
+    from cluster.hosts import pending_stops
     from orchestrator.client import lifecycle
 
     with progress_line("stopping server and fleet"):
         stopped = lifecycle.down(print_message)
     print_message(f"stopped: {', '.join(stopped)}" if stopped else "nothing was stopped")
+    if pending_stops.hosts():
+        raise typer.Exit(FleetError.exit_code)
 
 
 def status(output: Output = Format.TABLE) -> None:
