@@ -5,9 +5,9 @@ file of tests is collected after its last test. In between the collector runs ra
 hold takes a fifth of the time of files with many small tests. More garbage is there at once for that, so what is freed
 after a file is given back to the system: a process had 1.3 GB at the end of some files with it, and 1.0 GB now.
 
-Modules are frozen: no collection looks at them. Many are imported by the first test that needs them, such as torch with
-200,000 objects; looking through those for every file, and whenever a benchmark collects, took a sixth of the CPU time
-of files that use torch. So what there is after a file that imported something is frozen, too.
+Objects of modules are frozen: no collection looks at them. Many modules are imported only by the first test that needs
+them, such as torch with its 200,000 objects. Looking through those after every file, and whenever a benchmark collects,
+took a sixth of the CPU time of files that use torch. So everything is frozen again after a file that imported modules.
 """
 
 import ctypes

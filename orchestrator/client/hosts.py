@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 Data = dict[str, Any]
 MOVE_AWAY_S = 60.0
-STOP_PENDING = "away: it is stopped as soon as it can be reached"
+STOP_PENDING = "away: the next `up` or `down` that reaches it stops it"
 
 
 def rows() -> list[Data]:

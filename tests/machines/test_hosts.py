@@ -312,7 +312,8 @@ def test_down_stops_all_and_remembers_a_host_that_is_away(whole: Fleet):
     assert told.returncode == 3
     assert "far-m2" in told.stdout + told.stderr
     assert whole.raylet(whole.m1) == whole.raylet(whole.m2) == ""
-    assert [row["host"] for row in whole.listed()] == ["m3"]
+    [row] = whole.listed()
+    assert row["host"] == "m3" and "the next `up` or `down`" in row["nodes"]["far-m3"]
     told = whole.user("down", check=False)
     assert told.returncode == 3
     assert "nothing was stopped" in told.stdout + told.stderr

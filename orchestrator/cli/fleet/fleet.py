@@ -50,7 +50,8 @@ def up(
 def down() -> None:
     """Stop the server and the fleet. Running jobs are interrupted; checkpoints remain.
 
-    Exit code 3 if a host could not be reached: its nodes still run. The next `up` or `down` that reaches it stops them.
+    Exit code 3 if a host could not be reached: its nodes may still run. The next `up` or `down` that reaches the host
+    stops them.
     """
     from cluster.errors import FleetError
     from cluster.hosts import pending_stops
