@@ -37,7 +37,7 @@ ip=${POLYFLEET_HEAD_IP:-$(hostname -I | cut -d' ' -f1)}
 port=$((20000 + SLURM_JOB_ID % 20000))
 export POLYFLEET_RAY_ADDRESS=$ip:$port
 
-polyfleet() { POLYFLEET_HOME=$folder/home "$python" -m orchestrator.cli.main "$@"; }
+polyfleet() { POLYFLEET_HOME=$folder/home "$python" -m orchestrator.cli "$@"; }
 ray_head=
 nodes=()
 # Nodes stop first: their jobs save while the server still runs. Only the watchdogs get a signal: Slurm's own signals,
@@ -94,7 +94,7 @@ WATCHDOG
 
 END = r"""
 polyfleet up --address "$POLYFLEET_RAY_ADDRESS"
-echo "Fleet up. On this machine: POLYFLEET_HOME=$folder/home $python -m orchestrator.cli.main status"
+echo "Fleet up. On this machine: POLYFLEET_HOME=$folder/home $python -m orchestrator.cli status"
 for node in "${nodes[@]}"; do wait "$node" || true; done
 """
 

@@ -67,7 +67,7 @@ def root(
 
 
 def main() -> None:
-    """The console script `polyfleet`."""
+    """Run the command that `sys.argv` names."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - None where the caller closed it
     # httpx also imports its own command with rich and pygments if they are installed: 0.05 s for each command.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
@@ -79,7 +79,3 @@ def main() -> None:
             app(prog_name=NAME)
     except (Exception, KeyboardInterrupt) as e:
         sys.exit(print_error(e))
-
-
-if __name__ == "__main__":
-    main()

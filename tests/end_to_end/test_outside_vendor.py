@@ -47,7 +47,7 @@ def toys(toy_vendor: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFa
     env |= {"POLYFLEET_HOME": str(folder / "home"), "TOY_DEVICES": "2"}
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [folder / "env" / "bin" / "python", "-P", "-m", "orchestrator.cli.main", *words]
+        command = [folder / "env" / "bin" / "python", "-P", "-m", "orchestrator.cli", *words]
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
 
     up = run("up", "--file", "fleet.yaml")

@@ -124,7 +124,7 @@ class User:
     def __call__(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
         ran = self._look(*words) if words[0] in LOOKS else None
         if ran is None:
-            command = [sys.executable, "-P", "-m", "orchestrator.cli.main", *words]
+            command = [sys.executable, "-P", "-m", "orchestrator.cli", *words]
             return self.machine.run(command, self.env, check=check)
         last_look[:] = [f"polyfleet {' '.join(words)}: {ran.stdout[-8000:]} {ran.stderr[-2000:]}"]
         assert not check or ran.returncode == 0, f"{self.machine.name}: {ran}"

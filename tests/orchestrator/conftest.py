@@ -32,7 +32,7 @@ from orchestrator.server.serve import listener, server_config
 from orchestrator.services.service import Service
 
 HANG_S = 120.0
-COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
+COMMAND = [sys.executable, "-m", "orchestrator.cli"]
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoint-v1"
 RECORDED = Path(__file__).with_name("recorded_fleet.py")
 

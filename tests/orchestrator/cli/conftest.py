@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
+COMMAND = [sys.executable, "-m", "orchestrator.cli"]
 
 
 @pytest.fixture

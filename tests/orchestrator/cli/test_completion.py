@@ -37,7 +37,7 @@ def environment(tmp_path):
     """In which the command is on the path."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "polyfleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m orchestrator.cli.main "$@"\n')
+    (folder / "polyfleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m orchestrator.cli "$@"\n')
     (folder / "polyfleet").chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(tmp_path)}
 

@@ -25,6 +25,20 @@ def test_importing_the_command_imports_nothing_heavy():
     assert imported("import orchestrator.cli.main") == "[]"
 
 
+def test_no_garbage_is_collected_while_the_command_is_imported():
+    code = """
+import gc, sys
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append("orchestrator.cli.main" in sys.modules))
+import orchestrator.cli.__main__
+assert True not in collections
+assert gc.isenabled()
+print(gc.get_freeze_count())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 10_000
+
+
 @pytest.mark.parametrize(
     ("words", "typers_own"),
     [

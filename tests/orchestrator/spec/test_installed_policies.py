@@ -73,7 +73,7 @@ def simulated(theirs: Path, policy: str) -> "subprocess.CompletedProcess[str]":
     words = ["simulate", "--trace", examples / "trace.csv", "--throughputs", examples / "throughputs.csv"]
     words += ["--fleet", "v100=8,t4=8", "--policy", policy, "-o", "json"]
     path = f"{theirs}:{Path(__file__).parents[3]}"
-    command = [sys.executable, "-m", "orchestrator.cli.main", *words]
+    command = [sys.executable, "-m", "orchestrator.cli", *words]
     return subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True)
 
 
