@@ -4,6 +4,7 @@ import os
 from collections import Counter
 
 import pytest
+from kernel_cases import dtypes_by_turns
 
 from workers import kernels as registry
 from workers.kernels.drivers.cpu_library import compiled
@@ -55,3 +56,8 @@ def kernels(request, absent):
     counts[name] += 1
     if name == "pallas" and counts[name] % COMPILED == 0:
         MADE[name].close()
+
+
+@pytest.fixture
+def dtypes_of():
+    return dtypes_by_turns

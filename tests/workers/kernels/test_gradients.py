@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from kernel_cases import angles, draw, judge
+from kernel_cases import DTYPES, angles, draw, judge
 from torch import Tensor
 from torch.nn import functional as F
 
 from workers.measurement.accuracy import Rounding
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))
 SHAPES = ((1, 1), (3, 13), (2, 3, 8), (70, 130), (5, 1024), (3, 5000), (300, 64))
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 INTERPRETED = {(300, 64): (70, 64), (3, 5000): (3, 2500)}
@@ -34,10 +33,13 @@ def compare(kernels, have, result: Tensor, grad: Tensor, of, dtype, depth, round
         judge(kernels, a, b, Rounding(a.dtype, depth, roundings), f"gradient {number}")
 
 
-@dtypes
 @shapes
-def test_rmsnorm_gives_gradients_of_rows_and_weight(kernels, shape, dtype):
-    shape = shape_for(kernels, shape)
+def test_rmsnorm_gives_gradients_of_rows_and_weight(kernels, shape, dtypes_of):
+    for dtype in dtypes_of(kernels, SHAPES.index(shape)):
+        check_rmsnorm(kernels, shape_for(kernels, shape), dtype)
+
+
+def check_rmsnorm(kernels, shape, dtype) -> None:
     x, w, g = draw(*shape).to(dtype), draw(shape[-1]).to(dtype), draw(*shape, 1)[..., 0].to(dtype)
     here = kernels.device
     eps = 1e-6 if shape[-1] > 4 else 0.5  # a norm of one value has no slope but what eps gives it
@@ -50,10 +52,13 @@ def test_rmsnorm_gives_gradients_of_rows_and_weight(kernels, shape, dtype):
         compare(kernels, have, result, g, (xx, ww), dtype, depth=max(shape[-1], rows))
 
 
-@dtypes
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda shape: "x".join(map(str, shape)))
-def test_layernorm_gives_gradients_of_rows_weight_and_bias(kernels, shape, dtype):
-    shape = shape_for(kernels, shape)
+def test_layernorm_gives_gradients_of_rows_weight_and_bias(kernels, shape, dtypes_of):
+    for dtype in dtypes_of(kernels, SHAPES.index(shape)):
+        check_layernorm(kernels, shape_for(kernels, shape), dtype)
+
+
+def check_layernorm(kernels, shape, dtype) -> None:
     x, w, b = draw(*shape).to(dtype), draw(shape[-1]).to(dtype), draw(shape[-1], 1)[:, 0].to(dtype)
     g, here = draw(*shape, 1)[..., 0].to(dtype), kernels.device
     for weight, bias in ((w, b), (w, None), (None, None), (w.float(), b.float())):
@@ -65,10 +70,13 @@ def test_layernorm_gives_gradients_of_rows_weight_and_bias(kernels, shape, dtype
         compare(kernels, have, result, g, (xx, ww, bb), dtype, depth=max(shape[-1], rows))
 
 
-@dtypes
 @shapes
-def test_softmax_and_gates_give_gradients(kernels, shape, dtype):
-    shape = shape_for(kernels, shape)
+def test_softmax_and_gates_give_gradients(kernels, shape, dtypes_of):
+    for dtype in dtypes_of(kernels, SHAPES.index(shape)):
+        check_softmax_and_gates(kernels, shape_for(kernels, shape), dtype)
+
+
+def check_softmax_and_gates(kernels, shape, dtype) -> None:
     x, up, g = (draw(*shape, n)[..., 0].to(dtype) for n in (1, 2, 3))
     here = kernels.device
     (xx, uu) = wide(x, up)
@@ -82,7 +90,7 @@ def test_softmax_and_gates_give_gradients(kernels, shape, dtype):
     compare(kernels, have, F.silu(xx) * uu, g, [xx, uu], dtype, 1)
 
 
-@dtypes
+@each_dtype
 @pytest.mark.parametrize("layout", ("halves", "pairs"))
 def test_rope_turns_gradients_back(kernels, layout, dtype):
     x, here = draw(2, 3, 5, 22).to(dtype), kernels.device
@@ -95,21 +103,25 @@ def test_rope_turns_gradients_back(kernels, layout, dtype):
     judge(kernels, back, want, Rounding(dtype, 4, 8), layout)
 
 
-@dtypes
-@pytest.mark.parametrize(
-    ("heads", "kept", "asked", "many", "options"),
-    [
-        (2, 2, 6, 9, {}),
-        (6, 2, 5, 33, {}),
-        (4, 1, 33, 33, {"causal": True}),
-        (4, 2, 5, 37, {"causal": True}),
-        (2, 1, 9, 4, {"causal": True, "scale": 0.4}),
-        (2, 2, 6, 9, {"mask": True}),
-        (2, 2, 67, 131, {"mask": True, "causal": True}),
-    ],
-    ids=("plain", "grouped", "causal", "longer-past", "shorter-past", "mask", "both"),
-)
-def test_attention_gives_gradients_of_all_three(kernels, heads, kept, asked, many, options, dtype):
+ATTENTIONS = {
+    "plain": (2, 2, 6, 9, {}),
+    "grouped": (6, 2, 5, 33, {}),
+    "causal": (4, 1, 33, 33, {"causal": True}),
+    "longer-past": (4, 2, 5, 37, {"causal": True}),
+    "shorter-past": (2, 1, 9, 4, {"causal": True, "scale": 0.4}),
+    "mask": (2, 2, 6, 9, {"mask": True}),
+    "both": (2, 2, 67, 131, {"mask": True, "causal": True}),
+}
+"""Heads of queries and of keys, tokens of queries and of keys."""
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_gives_gradients_of_all_three(kernels, name, dtypes_of):
+    for dtype in dtypes_of(kernels, list(ATTENTIONS).index(name)):
+        check_attention(kernels, *ATTENTIONS[name], dtype)
+
+
+def check_attention(kernels, heads, kept, asked, many, options, dtype) -> None:
     options, here, width = dict(options), kernels.device, 40
     if options.pop("mask", False):
         options["mask"] = draw(2, 1, asked, many) > -0.8
@@ -134,7 +146,7 @@ def test_attention_gives_gradients_of_all_three(kernels, heads, kept, asked, man
     compare(kernels, have, shares @ spread[1], g, (qq, kk, vv), dtype, depth=many * width, roundings=12)
 
 
-@dtypes
+@each_dtype
 def test_matmul_gives_gradients_of_both(kernels, dtype):
     a, b, g = draw(2, 9, 20).to(dtype), draw(2, 20, 11).to(dtype), draw(2, 9, 11).to(dtype)
     have = kernels.matmul_backward(*(t.to(kernels.device) for t in (g, a, b)))
