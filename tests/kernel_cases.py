@@ -20,15 +20,13 @@ from workers.measurement import accuracy
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-Dtypes = Callable[[Any, int], tuple[torch.dtype, ...]]
-"""Those in which kernels compute the case of a number."""
 
 
 def dtypes_by_turns(kernels: Any, number: int) -> tuple[torch.dtype, ...]:
-    """An interpreter takes a hundred times as long as a device: it computes each case in one dtype.
-    tests/workers/kernels/test_interpreters.py, of the second tier, has the others.
+    """The dtypes in which the gate computes case `number` of an operation: all; an interpreter, which is slow, one.
+    tests/workers/kernels/test_interpreters.py, in the second tier, computes the others.
     """
-    return DTYPES[number % 3 :][:1] if getattr(kernels, "interpreted", False) else DTYPES
+    return (DTYPES[number % len(DTYPES)],) if getattr(kernels, "interpreted", False) else DTYPES
 
 
 def dtypes_left_out(kernels: Any, number: int) -> tuple[torch.dtype, ...]:
