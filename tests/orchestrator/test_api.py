@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import get_type_hints
 
 import pytest
@@ -11,7 +12,17 @@ from rich.console import Console
 
 import orchestrator
 from cluster.errors import FleetError, NotFound, SpecError
-from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
+from orchestrator import (
+    BenchmarkJob,
+    Candidate,
+    JobFailed,
+    Orchestrator,
+    PrepareJob,
+    Resources,
+    RunJob,
+    TrainJob,
+    units,
+)
 from orchestrator.python_api.benchmarks import Benchmarks
 from orchestrator.python_api.checkpoints import Checkpoints
 from orchestrator.python_api.fleet import Fleet
@@ -150,7 +161,22 @@ def test_answers_are_plain_data_that_show_themselves(o, checkpoint):
         assert [word for word in words if word not in shown._repr_html_()] == []
 
 
-def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_than_a_screen(o, checkpoint, monkeypatch):
+@pytest.fixture
+def stopped_clock(monkeypatch):
+    """Ages are printed as of one moment, so that two prints of one answer are equal."""
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return moment
+
+    moment = datetime.now(UTC)
+    monkeypatch.setattr(units, "datetime", Stopped)
+
+
+def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_than_a_screen(
+    o, checkpoint, monkeypatch, stopped_clock
+):
     job = o.submit(RunJob(name="hello", command=["true"])).wait()
     for columns in (60, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
