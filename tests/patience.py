@@ -4,7 +4,7 @@ machine either; no test concludes anything from how long it took.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 PATIENCE = float(os.environ.get("POLYFLEET_TEST_PATIENCE", "1"))
@@ -39,3 +39,16 @@ def wait_for(
             raise AssertionError(f"waited {limit_s:.0f} s in vain; last value {seen!r}; {reason}")
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, longest_pause_s)
+
+
+def sufficient_limit(
+    call: Callable[[float], T], suffices: Callable[[T], object], limits_s: Iterable[float]
+) -> tuple[float, T]:
+    """The first limit, with its result, in which all that does not hang was done. A limit of the product that a test
+    has to exceed on purpose cannot be the same on every machine.
+    """
+    for limit_s in limits_s:
+        result = call(limit_s)
+        if suffices(result):
+            return limit_s, result
+    raise AssertionError(f"not even {limit_s:g} s sufficed; last result {result!r}")
