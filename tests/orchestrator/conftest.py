@@ -233,12 +233,20 @@ class Done:
 
 @pytest.fixture
 def here(monkeypatch, capsys):
-    """The same command in this process: a tenth of the time, for the many combinations of verb and format."""
+    """The same command in this process: a tenth of the time, for the many combinations of verb and format.
+
+    Lines of progress are left out: a terminal shows them only while something takes long.
+    """
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["polyfleet", *words])
         with pytest.raises(SystemExit) as ended:
             main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
+        stdout, stderr = capsys.readouterr()
+        return Done(ended.value.code or 0, stdout, without_progress(stderr))
 
     return run
+
+
+def without_progress(stderr: str) -> str:
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.endswith(" …\n"))

@@ -12,7 +12,7 @@ from orchestrator.core.controller.nodes import device_groups
 from orchestrator.core.controller.scaling import NodeGroup
 from orchestrator.core.explanation.explain import explain, impossible_reason
 from orchestrator.core.fleet.demand import demand, example_nodes
-from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot, TpuSlice
+from orchestrator.core.model import Candidate, Devices, Job, Plan, Running, Snapshot, TpuSlice
 from orchestrator.core.plan.plan import plan
 from orchestrator.core.plan.policies.priced_policies import POLICIES
 
@@ -175,7 +175,8 @@ def test_no_plan_divides_a_slice_among_hosts_of_a_gang_or_mixes_slices(seed, pol
     fleet, jobs = fleet_of(chance), jobs_of(chance)
     by_id = {have.id: have for have in fleet}
     seen = Snapshot(100.0, tuple(fleet), tuple(jobs), tuple(attempts_of(chance, fleet)), policy=policy)
-    started = plan(seen, full=full).start
+    decided = plan(seen, full=full)
+    started = decided.start
     wants = {job.id: job.candidates[0] for job in jobs}
     for start in started:
         have = [(by_id[devices_id], numbers) for devices_id, numbers in start.allocation]
@@ -187,14 +188,18 @@ def test_no_plan_divides_a_slice_among_hosts_of_a_gang_or_mixes_slices(seed, pol
         assert len(have) == hosts
         assert [one.worker for one in slices] == list(range(hosts))
         assert all(len(numbers) == one.total for one, numbers in have)
-    check_no_whole_slice_idles(seen, {start.job for start in started}, started, full)
+    if not full:
+        check_no_whole_slice_idles(seen, decided)
 
 
-def check_no_whole_slice_idles(seen: Snapshot, names: set[str], started, full: bool) -> None:
-    """The first of the highest priority that waits is a gang for which no whole slice is free, if it is one."""
-    given_out = {devices_id for start in started for devices_id, _ in start.allocation}
+def check_no_whole_slice_idles(seen: Snapshot, decided: Plan) -> None:
+    """If the first of the highest priority that waits is a gang, no whole slice is free for it, unless attempts stop
+    for it on another slice, which the policy prefers.
+    """
+    names = {start.job for start in decided.start}
+    given_out = {devices_id for start in decided.start for devices_id, _ in start.allocation}
     waits = sorted((job for job in seen.jobs if job.id not in names), key=lambda job: (-job.priority, job.number))
-    if not waits or waits[0].candidates[0].nodes == 1 or full:
+    if not waits or waits[0].candidates[0].nodes == 1 or waits[0].id in decided.memory.reserved:
         return
     want, idle = waits[0].candidates[0], {}
     for have in seen.devices:
