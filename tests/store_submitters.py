@@ -2,6 +2,8 @@
 
 import threading
 
+from patience import LIMIT_S
+
 from cluster.errors import FleetError
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
@@ -35,7 +37,7 @@ class Submitters:
     def ended(self):
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(LIMIT_S)
         return self
 
 

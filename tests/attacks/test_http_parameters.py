@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import LIMIT_S
 from response_checks import ResponseChecks
 
 from orchestrator.core.jobs.fold import submitted
@@ -82,11 +83,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         url, headers = f"http://127.0.0.1:{listening.getsockname()[1]}", {"Authorization": f"Bearer {TOKEN}"}
-        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20) as client:
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=LIMIT_S) as client:
             yield client
         app.state.stopping.set()
         server.should_exit = True
-        thread.join(20)
+        thread.join(LIMIT_S)
     service.close()
     patch.undo()
     assert not checks.problems, "\n".join(checks.problems)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError, NotFound, SpecError, UserError
 from cluster.input import checkpoint_location
@@ -146,7 +147,7 @@ def tools(tmp_path, monkeypatch):
 
 
 def ended(tools, number):
-    deadline, cursor = time.monotonic() + 60, 0
+    deadline, cursor = time.monotonic() + LIMIT_S, 0
     while time.monotonic() < deadline:
         reply = tools.poll(number, cursor, 1.0)
         cursor = reply["seen"]

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from workers.protocol import fence, lease
 
@@ -192,6 +193,6 @@ def test_what_goes_wrong_with_one_attempt_at_the_fence_does_not_concern_the_next
     fences = fence.FenceReader(stored=lambda key, _limit_s: b"9" if key.endswith("/a") else None)
     watching = threading.Thread(target=fence.renew_or_stop, args=([broken, sound], fences))
     watching.start()
-    watching.join(20)
+    watching.join(LIMIT_S)
     assert lease.deadline_s(sound.folder.lease) > lease.now_s() + 50
     assert ended(node, "a")["state"] in ("lost", "cancelled")

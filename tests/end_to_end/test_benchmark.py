@@ -8,6 +8,7 @@ from typing import Any
 import fleet_processes
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from orchestrator import BenchmarkJob, JobFailed, Orchestrator, RunJob
 
@@ -142,7 +143,7 @@ def test_a_run_goes_on_after_its_server_was_killed(fleet: Orchestrator, cli, unt
     until(lambda: progress(fleet, run)["results"] >= 1)
     server = psutil.Process(json.loads((home / "server.json").read_text())["pid"])
     server.kill()
-    server.wait(10)
+    server.wait(LIMIT_S)
     with Orchestrator.connect() as again:
         until(lambda: progress(again, run)["state"] == "SUCCEEDED")
         report = again.benchmarks.report(run)

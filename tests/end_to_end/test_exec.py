@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from orchestrator import Orchestrator, RunJob
 
@@ -69,7 +70,7 @@ def test_commands_end_when_the_server_is_killed_and_the_job_runs_on(gang, until,
     )
     until(lambda: commands("sleep", "392"))
     psutil.Process(json.loads((home / "server.json").read_text())["pid"]).kill()
-    assert (child.wait(60), b"the server" in child.stderr.read()) == (3, True)
+    assert (child.wait(LIMIT_S), b"the server" in child.stderr.read()) == (3, True)
     child.stderr.close()
     until(lambda: not commands("sleep", "392"))
     with Orchestrator.connect() as again:
@@ -94,7 +95,7 @@ def test_when_the_agent_is_killed_its_commands_end_and_the_next_one_takes_others
     )
     until(lambda: commands("sleep", "394"))
     agent_of(gang.view["nodes"][0]).send_signal(signal.SIGKILL)
-    assert child.wait(60) == 3
+    assert child.wait(LIMIT_S) == 3
     child.stderr.close()
     until(lambda: not commands("sleep", "394"))
     until(lambda: cli("exec", gang.id, "--", "true").returncode == 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError, SpecError, UserError
 from cluster.host.content_hash import content_of
@@ -216,7 +217,7 @@ def test_two_jobs_that_want_the_same_at_once_fetch_it_once(live, bucket):
     waits, told = threading.Event(), []
 
     def before(verb):
-        assert verb != "fetch" or waits.wait(20)
+        assert verb != "fetch" or waits.wait(LIMIT_S)
 
     def tell(what):
         told.append(what)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from cluster.host.processes import (
     ProcessId,
@@ -39,7 +40,7 @@ def sleeper(tmp_path: Path, code: str = "import time; time.sleep(300)") -> objec
 
 def test_a_detached_process_leads_a_session_of_its_own_and_writes_to_its_log(tmp_path: Path):
     process = sleeper(tmp_path, "import os; print(os.getsid(0) == os.getpid(), flush=True)")
-    psutil.Process(process.pid).wait(30)
+    psutil.Process(process.pid).wait(LIMIT_S)
     assert (tmp_path / "log").read_text() == "True\n"
     assert not is_alive(process)
 
@@ -81,7 +82,7 @@ def test_a_process_is_as_old_as_it_is_and_not_older_once_it_is_gone(tmp_path: Pa
     process = sleeper(tmp_path)
     assert 0.0 <= age_s(process) < 60.0
     stop([process])
-    psutil.Process(process.pid).wait(10)
+    psutil.Process(process.pid).wait(LIMIT_S)
     assert age_s(process) == 0.0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.host import termination_notice
 from cluster.host.processes import ProcessId, start_detached, stop
@@ -49,7 +50,7 @@ def test_the_notice_is_there_until_the_attempts_end(tmp_path: Path, attempt):
     running = attempt(node / "attempts" / "j.1.0")
 
     def end() -> None:
-        assert told.wait(30)
+        assert told.wait(LIMIT_S)
         stop([running], 0.0)
 
     ending = threading.Thread(target=end)
@@ -79,4 +80,4 @@ def test_a_pods_hook_is_the_module_itself_and_ends_when_the_attempts_do(tmp_path
     while not (node / termination_notice.FILE).exists():
         assert hook.poll() is None
     stop([running], 0.0)
-    assert hook.wait(60) == 0
+    assert hook.wait(LIMIT_S) == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import LIMIT_S
 
 from cluster.input.untrusted_files import (
     MAX_INTEGER,
@@ -43,7 +44,7 @@ def test_a_pipe_is_refused_at_once_also_one_that_somebody_writes_to(tmp_path: Pa
         read_bytes(pipe, LIMIT)
 
     os.close(os.dup(reader))
-    writer.join(10)
+    writer.join(LIMIT_S)
     os.close(reader)
 
 

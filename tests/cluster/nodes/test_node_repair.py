@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import Conflict
 from cluster.fleet import fleet_record
@@ -124,11 +125,11 @@ def test_down_waits_for_a_repair_to_end(record: FleetRecord, monkeypatch: pytest
     def repair() -> None:
         with fleet_lock(embedded.REPAIR_MARK):
             ends.set()
-            assert waits.wait(30)
+            assert waits.wait(LIMIT_S)
 
     repairing = threading.Thread(target=repair)
     repairing.start()
-    assert ends.wait(30)
+    assert ends.wait(LIMIT_S)
     assert down(print) == []
     repairing.join()
     assert waits.is_set() and fleet_record.read() is None

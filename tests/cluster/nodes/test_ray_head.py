@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError
 from cluster.fleet import fleet_record
@@ -59,7 +60,7 @@ def test_nodes_of_the_cluster_before_are_killed_without_a_word(record: FleetReco
     before = tmp_path / "pf-before"
     old, new = ray_process(shell, before / "n" / "cpu-0"), ray_process(shell, record.cwd("cpu-0"))
     done = ray_head.kill_previous_nodes(replace(record, previous_temp_dir=str(before)))
-    assert old.wait(30) == -9 and not before.exists()
+    assert old.wait(LIMIT_S) == -9 and not before.exists()
     assert new.poll() is None and not (record.cwd("cpu-0") / "told").exists()
     assert done.previous_temp_dir == "" and fleet_record.read() == done
 
@@ -69,7 +70,7 @@ def test_a_node_that_nobody_wrote_down_ends_before_another_takes_its_name(record
     unknown = ray_process(shell, record.cwd("cpu-0"))
     with pytest.raises(FleetError, match="node cpu-0 did not start: no device"):
         embedded.up(spec_of(tmp_path), print)
-    assert unknown.wait(30) == -9
+    assert unknown.wait(LIMIT_S) == -9
 
 
 def test_a_head_that_does_not_start_leaves_the_fleet_as_it_was(record: FleetRecord, tmp_path: Path, monkeypatch):
@@ -91,4 +92,4 @@ def test_a_new_head_without_its_nodes_is_no_fleet_yet_and_whoever_comes_next_goe
     assert "node cpu-0 did not start: no device" in done.postponed[ray_head.HEAD]
     now = fleet_record.read()
     assert now is not None and (now.state, now.previous_temp_dir, lost_nodes(now)) == ("up", "", ("cpu-0",))
-    assert old.wait(30) == -9 and now.head == record.head
+    assert old.wait(LIMIT_S) == -9 and now.head == record.head

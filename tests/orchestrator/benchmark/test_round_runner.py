@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from patience import LIMIT_S
 
 from orchestrator.benchmark import suite
 from orchestrator.benchmark.results import summarize
@@ -80,7 +81,7 @@ def test_a_result_whose_later_calls_changed_their_inputs_is_failed_with_the_reas
 def test_hosts_measure_side_by_side_and_in_the_same_round():
     log, together = [], threading.Barrier(2)
     a, b = Scripted("a", "one", log=log), Scripted("b", "two", log=log)
-    a.meets = b.meets = lambda verb: verb == "prepare" and together.wait(timeout=10)  # only side by side both get past
+    a.meets = b.meets = lambda verb: verb == "prepare" and together.wait(LIMIT_S)  # only side by side both get past
     conduct([a, b])
     counts = {"a": 0, "b": 0}
     for column in [column for column, verb, *_ in log if verb == "run"]:

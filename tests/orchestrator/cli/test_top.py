@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from orchestrator.client import client as http
 
@@ -80,6 +81,6 @@ def test_a_ctrl_c_that_another_thread_gets_ends_it_too():
     """The kernel gives it to any thread; one that waits for a key is not woken by that."""
     with subprocess.Popen([sys.executable, "-c", WAITS], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         try:
-            assert child.communicate(timeout=90)[0] == "ended\n"
+            assert child.communicate(timeout=LIMIT_S)[0] == "ended\n"
         finally:
             child.kill()

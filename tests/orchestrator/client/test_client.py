@@ -8,6 +8,7 @@ import threading
 import zipfile
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.host.processes import identify
@@ -243,7 +244,7 @@ def hanging_up(tmp_path):
 
     yield start
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT_S)
 
 
 def test_a_submission_whose_answer_is_lost_is_sent_again_with_the_same_key(hanging_up):

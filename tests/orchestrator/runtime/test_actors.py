@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+from patience import LIMIT_S
+
 from cluster.host.processes import start_of
 from orchestrator.runtime.agents import actors
 from orchestrator.runtime.agents.actors import NodeRow
@@ -47,5 +49,5 @@ def test_a_stopped_process_is_killed_if_it_is_the_one_that_was_told_of():
             assert not actors.kill_local_process(agent.pid, other)
         assert agent.poll() is None
         assert actors.kill_local_process(agent.pid, started)
-        assert agent.wait(30) == -signal.SIGKILL
+        assert agent.wait(LIMIT_S) == -signal.SIGKILL
     assert not actors.kill_local_process(agent.pid, started)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import sqlalchemy
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 from store_writers import KILLED_BEFORE_A_STATEMENT
 
 from cluster.errors import FleetError, NotFound, UserError
@@ -270,7 +270,7 @@ def test_histories_are_read_again_after_a_store_that_could_not_be_read(url, monk
     thread.start()
     wait_for(lambda: told)
     thread.close()
-    thread.join(60)
+    thread.join(LIMIT_S)
     assert told == ["held"] and "reading the histories of open jobs: the store is locked" in caplog.text
     store.close()
 
@@ -304,7 +304,7 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
     thread.start()
     wait_for(lambda: done and not store.retention.nodes())
     thread.close()
-    thread.join(60)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert [job for job, _ in told] == list(store.jobs.damaged) == ["held"] and rows(url)["jobs"] == {"held", "young"}
     store.close()

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from patience import LIMIT_S
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -98,12 +100,12 @@ class Network:
     def up(self) -> Iterator["Network"]:
         thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(LIMIT_S)
         try:
             yield self
         finally:
             self._loop.call_soon_threadsafe(self._stop.set)
-            thread.join(10)
+            thread.join(LIMIT_S)
 
 
 async def _pump(

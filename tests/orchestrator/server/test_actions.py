@@ -5,6 +5,7 @@ import re
 from typing import Any, cast
 
 import pytest
+from patience import LIMIT_S
 
 from orchestrator.server.app import ROUTERS, make_app
 from orchestrator.server.guard import SAFE_METHODS
@@ -22,7 +23,7 @@ def path_of(verb: Verb) -> str:
 
 def status(live, verb: Verb, token: bool = True, **headers: Any) -> int:
     """Sends a head alone: the body of a request that is refused is not read."""
-    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=LIMIT_S)
     try:
         connection.putrequest(verb.method, path_of(verb))
         known = {"Authorization": f"Bearer {live.token}"} if token else {}

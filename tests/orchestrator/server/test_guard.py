@@ -7,6 +7,7 @@ import socket
 import httpx
 import pytest
 from fastapi import FastAPI
+from patience import LIMIT_S
 
 from orchestrator.server.actions import Action, ActionTable
 from orchestrator.server.app import GuardedApp
@@ -115,7 +116,7 @@ def test_the_content_type_may_have_parameters(live):
 
 
 def test_a_body_that_says_it_is_huge_is_refused_before_it_is_read(live):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=LIMIT_S) as raw:
         head = (
             f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{live.port}\r\nAuthorization: Bearer {live.token}\r\n"
             "Content-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n"

@@ -6,6 +6,7 @@ import os
 import zipfile
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import NotFound
 from cluster.host import last_used
@@ -51,7 +52,7 @@ def test_a_half_sent_package_leaves_nothing(live, wait_for):
     import socket
 
     folder = live.home / "packages"
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=LIMIT_S) as raw:
         head = (
             f"PUT /v1/code-archives/{'0' * 64} HTTP/1.1\r\nHost: 127.0.0.1:{live.port}\r\n"
             f"Authorization: Bearer {live.token}\r\n"

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from patience import LIMIT_S
 
 from orchestrator.runtime.checkpoints import checkpoint_copy
 from orchestrator.server.http import operations, streams
@@ -242,7 +243,7 @@ def test_a_copy_nobody_waits_for_is_stopped(live, checkpoint, monkeypatch):
     monkeypatch.setattr(checkpoint_copy, "copy", slow)
     with live.http as client, copy(client, checkpoint, "xla:b") as response:
         next(events(response))
-    assert ended.wait(10)
+    assert ended.wait(LIMIT_S)
     assert not go_on.is_set()
 
 
@@ -265,7 +266,9 @@ class Slow:
 
 def ask(client, place, key=""):
     headers = {"Idempotency-Key": key} if key else {}
-    return client.stream("POST", "/v1/checkpoints/prune", json={"root": place, "keep": 1}, headers=headers, timeout=20)
+    return client.stream(
+        "POST", "/v1/checkpoints/prune", json={"root": place, "keep": 1}, headers=headers, timeout=LIMIT_S
+    )
 
 
 def asked(live, place, key=""):
@@ -283,7 +286,7 @@ def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_rep
         again = thread.submit(asked, live, "cpu:a", "key")
         wait_for(lambda: live.app.state.hub.streams.open == 1)
         slow.go_on.set()
-        assert again.result(20) == [("result", PRUNED | {"bytes": 1})]
+        assert again.result(LIMIT_S) == [("result", PRUNED | {"bytes": 1})]
     assert (slow.runs, found.by_key, found.count) == (["cpu:a"], {}, 0)
 
 

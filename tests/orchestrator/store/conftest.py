@@ -3,6 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from orchestrator.store.events.event_store import EventStore
 
@@ -68,7 +69,7 @@ def together():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(LIMIT_S)
         if errors:
             raise errors[0]
         return [results[number] for number in range(len(functions))]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from filled_store import BACKUP, RESTORE, content, fill, submit
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
@@ -102,7 +103,7 @@ def test_a_backup_taken_while_a_server_writes_is_one_moment_of_it(store, url, tm
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(LIMIT_S)
 
 
 def test_a_backup_never_takes_the_place_of_a_file(store, url, tmp_path):

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from patience import LIMIT_S
 from sqlalchemy import create_engine, text, update
 
 from cluster.errors import FleetError, UserError
@@ -162,14 +163,14 @@ def test_closing_waits_for_who_reads_and_leaves_no_log_behind(path, url):
         with store._database.reading() as connection:
             connection.execute(text("SELECT count(*) FROM events")).all()
             begun.set()
-            may_end.wait(60)
+            may_end.wait(LIMIT_S)
 
     reader = threading.Thread(target=reads)
     reader.start()
-    begun.wait(60)
+    begun.wait(LIMIT_S)
     threading.Timer(0.2, may_end.set).start()
     store.close()
-    reader.join(60)
+    reader.join(LIMIT_S)
     assert not path.with_name(f"{path.name}-wal").exists()
     with pytest.raises(FleetError, match="is being closed"):
         store.read(0)

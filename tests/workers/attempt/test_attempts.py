@@ -9,6 +9,7 @@ import time
 import zipfile
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.attempt import attempt_table
@@ -45,7 +46,7 @@ def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkey
     def ends_after(self, *asked):
         found = ask(self, *asked)
         go.touch()
-        assert rung.wait(60)
+        assert rung.wait(LIMIT_S)
         return found
 
     monkeypatch.setattr(AttemptTable, "_notify_waiters", ring_and_note)

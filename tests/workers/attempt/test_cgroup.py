@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 import pytest
+from patience import LIMIT_S
 
 from workers.devices.discovery.machine import Machine
 from workers.devices.discovery.machine_findings import health
@@ -159,7 +160,7 @@ def test_a_group_dies_as_one_with_its_groups_below(node, group):
         shell.stdin.close()
         node.until(lambda: len(group.members()) == 2, "both are in the group")
         assert group.remove(20.0)
-        assert shell.wait(20) == -signal.SIGKILL
+        assert shell.wait(LIMIT_S) == -signal.SIGKILL
     finally:
         shell.kill()
         shell.wait()

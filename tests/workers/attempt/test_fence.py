@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError
 from workers.protocol import fence, lease
@@ -157,7 +158,7 @@ def test_an_agent_that_is_frozen_amid_a_start_starts_nothing_afterwards(node, tm
         began_s = lease.now_s()
         node.until(lambda: lease.now_s() > began_s + 1.5, "a lease has passed")
         os.kill(agent.pid, signal.SIGCONT)
-        assert agent.wait(timeout=60) == 0
+        assert agent.wait(LIMIT_S) == 0
     node.reopen()
     assert node.outcome()["state"] == "lost"
     assert not (tmp_path / "ran").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError
 from workers.attempt import folder_setup, supervisor_launcher
@@ -199,7 +200,7 @@ def test_a_supervisor_that_runs_when_its_start_fails_is_ended_with_its_ranks(nod
 def test_a_supervisor_that_fails_takes_no_start_beside_it_along(node, forked, prepared):
     """What the zygote is asked for by then it still starts, and those that come next have another."""
     before, prepared_b, failed, go = zygote_of(forked), threading.Event(), [], threading.Event()
-    prepared["a"], prepared["b"] = lambda: go.wait(60), prepared_b.set
+    prepared["a"], prepared["b"] = lambda: go.wait(LIMIT_S), prepared_b.set
 
     def start_a():
         try:
@@ -212,13 +213,13 @@ def test_a_supervisor_that_fails_takes_no_start_beside_it_along(node, forked, pr
     doomed = waiting(node, "a")
     before.suspend()
     starts[1].start()
-    assert prepared_b.wait(60)
+    assert prepared_b.wait(LIMIT_S)
     doomed.kill()
     go.set()
-    starts[0].join(60)
+    starts[0].join(LIMIT_S)
     assert "a.1.0 did not start" in failed[0].message
     before.resume()
-    starts[1].join(60)
+    starts[1].join(LIMIT_S)
     node.until_printed("ready", "b")
     node.until_gone(before.pid)
     assert node.attempts.keys() == ["b.1.0"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import LIMIT_S
 from torch import nn
 
 from cluster.errors import FleetError, UserError
@@ -153,11 +154,11 @@ def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
         served.start()
         while not (tmp_path / session_server.ADDRESS).exists():
             served.join(0.01)
-        assert session_server.request(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
+        assert session_server.request(tmp_path, {"do": "describe"}, LIMIT_S)["device"]["kind"].startswith("cpu")
         with pytest.raises(UserError, match="unknown request 'rum' to a session; did you mean 'run'"):
-            session_server.request(tmp_path, {"do": "rum"}, 30)
-        session_server.request(tmp_path, {"do": "end"}, 30)
-        served.join(10)
+            session_server.request(tmp_path, {"do": "rum"}, LIMIT_S)
+        session_server.request(tmp_path, {"do": "end"}, LIMIT_S)
+        served.join(LIMIT_S)
         assert said == ["ended"]
         with pytest.raises(FleetError, match="does not reply"):
             session_server.request(tmp_path, {"do": "describe"}, 1)
@@ -172,7 +173,7 @@ session = Session(backends.create("cpu"), 0, lambda: time.sleep(60))
 cell = {"case": "user/x/forward", "precision": "fp32", "level": "O1"}
 session.handle({"do": "prepare", "measurement": "a", "case": cell, "limit_s": 0.5})
 """
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=50).returncode == 124
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LIMIT_S).returncode == 124
 
 
 @pytest.mark.parametrize(

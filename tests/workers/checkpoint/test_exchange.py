@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from lazy_modules import LazyModule
+from patience import LIMIT_S
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -150,7 +151,7 @@ def connects(cut_off):
         if pid == 0:
             try:
                 cut = cut_off()
-                socket.create_connection(listener.getsockname(), timeout=5).close()
+                socket.create_connection(listener.getsockname(), timeout=LIMIT_S).close()
             except OSError as e:
                 os._exit(1 if cut and e.errno in (errno.ENETUNREACH, errno.EACCES, errno.ECONNREFUSED) else 2)
             os._exit(0 if not cut else 3)

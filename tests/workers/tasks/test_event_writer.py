@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+from patience import LIMIT_S
+
 from workers.protocol.redaction import Redactor
 from workers.tasks.event_writer import Events
 
@@ -18,7 +20,7 @@ for step in range(200):
 def test_lines_of_many_ranks_never_mix(tmp_path):
     file = tmp_path / "events.jsonl"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(file), str(rank)]) for rank in range(3)]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(LIMIT_S) for writer in writers] == [0, 0, 0]
     events = [json.loads(line) for line in file.read_text().splitlines()]
     assert [[e["step"] for e in events if e["rank"] == rank] for rank in range(3)] == [list(range(200))] * 3
 
