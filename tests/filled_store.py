@@ -3,6 +3,7 @@
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store.events.idempotency import StoredResponse
+from orchestrator.store.events.unit_of_work import make_metrics_row
 
 RESTORE = "import sys; from pathlib import Path; from orchestrator.store.database.restore import restore;"
 RESTORE += "restore(sys.argv[1], Path(sys.argv[2]))"
@@ -13,7 +14,7 @@ BACKUP += "backup(sys.argv[1], Path(sys.argv[2]))"
 def fill(store, first=0, count=5):
     for number in range(first, first + count):
         submit(store, f"job-{number}")
-        store.report(f"job-{number}", 1, number, 1.0, {"loss": 0.5})
+        store.queue_metrics(make_metrics_row(f"job-{number}", 1, number, 1.0, {"loss": 0.5}))
         store.benchmarks.append("run", {"line": "result", "number": number, "text": "é 🙂 \0"})
 
 

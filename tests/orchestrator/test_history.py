@@ -8,6 +8,7 @@ import sqlalchemy
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import TERMINAL
+from orchestrator.store.events.unit_of_work import make_metrics_row
 from orchestrator.verbs import jobs
 
 ENDED = 5000
@@ -50,7 +51,7 @@ def end_many(store, count):
         events = [submitted(Job(name, "old", "run", (Candidate(("cpu",)),)), {"command": "x"}, 1.0) for name in names]
         store.append([*events, *(Event(name, "cancelled", 0, 2.0, {"reason": "asked"}) for name in names)], strict=True)
         for name in names:
-            store.report(name, 1, 1, 1.0, {"loss": 0.5})
+            store.queue_metrics(make_metrics_row(name, 1, 1, 1.0, {"loss": 0.5}))
 
 
 def one_life(live, wait_for):

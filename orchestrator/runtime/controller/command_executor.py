@@ -35,9 +35,7 @@ from orchestrator.runtime.agents.ray_calls import RAY
 from orchestrator.runtime.checkpoints.checkpoint_replicator import Replicator
 from orchestrator.runtime.controller.launch import Launcher
 from orchestrator.runtime.controller.repair import RepairThread
-from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.runtime.jobs.log_preservation import LogPreservation
-from orchestrator.store.events.event_store import EventStore
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class _DevicesBusy(FleetError):
 
 
 class CommandExecutor:
-    """Executes commands; only the controller's thread calls `execute`.
+    """Executes all commands but StoreReport, which StepBatch executes; only the controller's thread calls `execute`.
 
     `log_preservation` copies logs that would be lost with nodes that may be released.
     """
@@ -70,15 +68,13 @@ class CommandExecutor:
         self,
         agents: Agents,
         launcher: Launcher,
-        store: EventStore,
-        jobs: Jobs,
         post: Callable[[Message], None],
         log_preservation: LogPreservation,
         repair: RepairThread | None = None,
     ):
         self.log_preservation = log_preservation
         self._repair = repair
-        self._agents, self._launcher, self._store, self._jobs, self._post = agents, launcher, store, jobs, post
+        self._agents, self._launcher, self._post = agents, launcher, post
         self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
         self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
         self._copies = ThreadPoolExecutor(COPIES, thread_name_prefix="copies")
@@ -96,7 +92,6 @@ class CommandExecutor:
             c.UnwatchAgent: lambda d: agents.unwatch(d.node, d.ray_id),
             c.EndIdleAgent: lambda r: agents.rest(r.node, r.ray_id),
             c.RequestNodes: self._request_nodes,
-            c.StoreReport: self._store_metrics,
             c.Replicate: partial(self._submit, self._copies, self._run_replication),
             c.Reject: lambda _: None,
             c.LogWarning: lambda w: log.warning("%s", w.text),
@@ -223,12 +218,6 @@ class CommandExecutor:
     def _post_nodes_requested(self, result: Any) -> None:
         is_error = isinstance(result, BaseException)
         self._post(NodeRequestAnswered(first_line(result)) if is_error else NodeRequestAnswered(failed=result))
-
-    def _store_metrics(self, command: c.StoreReport) -> None:
-        self._store.report(
-            command.job, command.epoch, command.metrics.get("step", 0), command.time_s, command.metrics, at=command.at
-        )
-        self._jobs.set_metrics(command.job, command.metrics)
 
 
 def _log_error(command: Command, error: BaseException | None) -> None:

@@ -101,7 +101,7 @@ class ControllerThread(threading.Thread):
         agents.server_generation.number = store.next_generation()
         self._link = RayLink(agents, self._inbox.put)
         agents.problem = before_joining(self._read_record())
-        self._executor = CommandExecutor(agents, launcher, store, jobs, self._inbox.put, log_preservation, repair)
+        self._executor = CommandExecutor(agents, launcher, self._inbox.put, log_preservation, repair)
         drained = drained_nodes(e for e in store.events_below(OWNER_PREFIX))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
         earlier = newest_metrics(jobs, store)

@@ -1,4 +1,4 @@
-"""Apply the messages of one cycle to the pure controller; store their events in one transaction.
+"""Apply the messages of one cycle to the pure controller; store their events and metrics in one transaction.
 
 If the transaction fails, none of the messages has had an effect.
 """
@@ -16,7 +16,7 @@ from cluster.errors import FleetError
 from orchestrator.core.attempt import story
 from orchestrator.core.attempt.story import StoryLine
 from orchestrator.core.controller import messages as m
-from orchestrator.core.controller.commands import Command, Reject
+from orchestrator.core.controller.commands import Command, Reject, StoreReport
 from orchestrator.core.controller.draft import Control
 from orchestrator.core.controller.messages import Now
 from orchestrator.core.model import Event
@@ -76,7 +76,7 @@ class StepBatch:
         self.tick_due_s = 0.0
 
     def apply(self, items: list[Any]) -> list[Command]:
-        """Apply the items, store their events, and return the commands.
+        """Apply the items, store their events and metrics, and return the other commands.
 
         Processed items are removed from `items`.
 
@@ -140,13 +140,14 @@ class StepBatch:
             if isinstance(item, PendingRequest):
                 item.set_refusal(next((c for c in step.commands if isinstance(c, Reject)), None))
                 requests.append(item)
-        self._commit(events)
+        metrics = [command for command in commands if isinstance(command, StoreReport)]
+        self._commit(events, metrics)
         self.control = state
         self.story.add(lines)
         self._on_state(state)
         for request in requests:
             request.finish(request.error)
-        return commands
+        return [command for command in commands if not isinstance(command, StoreReport)]
 
     def _step(self, state: Control, message: Any, at: Now) -> control.Step:
         if isinstance(message, list):
@@ -158,14 +159,18 @@ class StepBatch:
             self.tick_due_s = start_s + min(took_s / TICK_SHARE, took_s + CYCLE_S)
         return step
 
-    def _commit(self, events: list[Event]) -> None:
-        for event in events:
-            crash_points.point(crash_points.event_point(event.event, crash_points.BEFORE))
+    def _commit(self, events: list[Event], metrics: list[StoreReport]) -> None:
+        """Store the events, and with them the metrics: a user who sees that a job has ended can read all its metrics.
+
+        Metrics without events are stored soon, because nothing waits for them.
+        """
+        _reach_crash_points(events, metrics, crash_points.BEFORE)
         if events:
             self._before_write()
-            self._jobs.commit(events)
-        for event in events:
-            crash_points.point(crash_points.event_point(event.event, crash_points.AFTER))
+            self._jobs.commit(events, metrics)
+        else:
+            self._jobs.queue_metrics(metrics)
+        _reach_crash_points(events, metrics, crash_points.AFTER)
 
     def _with_stored_jobs(self, message: Any, state: Control) -> Any:
         """Add to an agent's reply which of its jobs are in the store, in addition to those open in `state`."""
@@ -175,6 +180,13 @@ class StepBatch:
         if not unknown:
             return message
         return replace(message, stored_jobs=frozenset(job for job in unknown if job in self._jobs))
+
+
+def _reach_crash_points(events: list[Event], metrics: list[StoreReport], side: str) -> None:
+    for event in events:
+        crash_points.point(crash_points.event_point(event.event, side))
+    for command in metrics:
+        crash_points.point(crash_points.command_point(command, side))
 
 
 def _story_lines(message: Any, step: control.Step, at: Now) -> list[story.StoryLine]:

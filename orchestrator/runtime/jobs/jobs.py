@@ -3,6 +3,7 @@
 An event takes effect once it is stored.
 """
 
+import logging
 import secrets
 import threading
 from collections import OrderedDict, deque
@@ -10,12 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.errors import FleetError, NotFound, nearest
+from cluster.errors import FleetError, NotFound, UserError, nearest
+from orchestrator.core.controller.commands import StoreReport
 from orchestrator.core.jobs.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.database.sqlite import ReplacedError
 from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.unit_of_work import Row, make_metrics_row
 from orchestrator.store.rows.job_table import MAX_PREFIX_MATCHES, JobPage
+
+log = logging.getLogger(__name__)
 
 NEAREST_OF = 50
 MAX_METRICS = 10_000
@@ -75,18 +80,27 @@ class Jobs:
 
     # -- writing
 
-    def commit(self, events: Sequence[Event]) -> list[Event]:
-        """Store events, and the rows of their jobs, in one transaction; return the events with their numbers.
+    def commit(self, events: Sequence[Event], metrics: Sequence[StoreReport] = ()) -> list[Event]:
+        """Store events, the rows of their jobs, and metrics, in one transaction; return the events with their numbers.
 
         Raises StoreUnavailable, with nothing changed, if the store cannot be written now; InvalidEvent if an event is
         not allowed after the job's history; UserError for data that the store never accepts.
         """
+        storable = _storable(metrics)
         try:
-            numbers = self._store.append(events, strict=True)
+            numbers = self._store.append(events, strict=True, metrics=[row for _, row in storable])
         except FleetError as e:
             raise StoreUnavailable.from_error(e) from e
+        for command, _ in storable:
+            self.set_metrics(command.job, command.metrics)
         self._finished.extend(event.job for event in events if event.event == "finished")
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
+
+    def queue_metrics(self, metrics: Sequence[StoreReport]) -> None:
+        """Store metrics soon, and do not wait. They are dropped if too many wait, or the store cannot be written."""
+        for command, row in _storable(metrics):
+            self._store.queue_metrics(row)
+            self.set_metrics(command.job, command.metrics)
 
     def finished(self) -> list[Record]:
         """Jobs that finished since the last call, oldest first, at most MAX_FINISHED."""
@@ -191,3 +205,17 @@ class Jobs:
         self._metrics.move_to_end(job)
         while len(self._metrics) > MAX_METRICS:
             self._metrics.popitem(last=False)
+
+
+def _storable(metrics: Iterable[StoreReport]) -> list[tuple[StoreReport, Row]]:
+    """Return metrics with their rows. What cannot be stored is left out, so that the events with it are stored."""
+    rows = []
+    for command in metrics:
+        step = command.metrics.get("step", 0)
+        try:
+            row = make_metrics_row(command.job, command.epoch, step, command.time_s, command.metrics, command.at)
+        except UserError as e:
+            log.warning("metrics of %s are dropped: %s", command.job, e)
+        else:
+            rows.append((command, row))
+    return rows

@@ -1,10 +1,9 @@
 """EventStore: durable log of events, with idempotent requests, reports and the table of jobs."""
 
 import logging
-import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,16 +18,12 @@ from orchestrator.store.events.benchmark_lines import BenchmarkLines
 from orchestrator.store.events.idempotency import IdempotentRequest, IdempotentRequests, StoredResponse
 from orchestrator.store.events.retention import Retention
 from orchestrator.store.events.unit_of_work import (
-    MAX_EPOCH,
-    MAX_JOB_ID_LENGTH,
     Stored,
     UnitOfWork,
-    check_storable,
     make_unit,
 )
 from orchestrator.store.events.writer import StoreWriter
 from orchestrator.store.rows import job_rows
-from orchestrator.store.rows.codec import encode
 from orchestrator.store.rows.damaged_rows import (
     DamagedDataError,
     DamagedRow,
@@ -105,12 +100,14 @@ class EventStore:
         with self._database.reading() as connection:
             return connection.scalar(newest)
 
-    def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
-        """Append events and return their numbers, in order. They and the rows of their jobs are durable when it
-        returns; if it raises, none is stored. With `strict`, raises InvalidEvent if one of them is not valid for its
-        job.
+    def append(self, new: Sequence[Event], strict: bool = False, metrics: Iterable[Data] = ()) -> list[int]:
+        """Append events and return their numbers, in order. They, the rows of their jobs, and the metrics are durable
+        when it returns; if it raises, none is stored. With `strict`, raises InvalidEvent if an event is not valid for
+        its job.
         """
-        numbers: list[int] = self._writer.submit(make_unit(new, strict)) if new else []
+        unit = make_unit(new, strict)
+        unit.metrics = list(metrics)
+        numbers: list[int] = self._writer.submit(unit) if new or unit.metrics else []
         return numbers
 
     def idempotent(
@@ -194,19 +191,11 @@ class EventStore:
         below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST_CHARACTER))
         return self._events(select(events).where(events.c.seq.in_(below)), None)
 
-    def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
-        """Queue metrics of one step to be written soon. Never blocks: if too many wait, reports are dropped and counted
+    def queue_metrics(self, row: Data) -> None:
+        """Queue metrics of one step to be written soon. Never blocks: if too many wait, some are dropped and counted
         in `reports_lost`.
-
-        `at` is the offset in the attempt's events file after it. A step or time that a database cannot store is stored
-        as 0, because metrics come from users' code.
         """
-        row = {"job": check_storable("job id", job, MAX_JOB_ID_LENGTH), "epoch": epoch, "data": encode(data)}
-        has_step = isinstance(step, int) and abs(step) < MAX_EPOCH
-        has_time = isinstance(time_s, int | float) and math.isfinite(time_s)
-        self._writer.submit_report(
-            row | {"step": step if has_step else 0, "time": time_s if has_time else 0.0, "at": at}
-        )
+        self._writer.submit_report(row)
 
     def stored_offset(self, job: str, epoch: int) -> int:
         """Offset up to which the attempt's events file is stored, according to its reports and checkpoints; 0 if none.

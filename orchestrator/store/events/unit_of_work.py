@@ -26,9 +26,10 @@ Stored = Callable[[list[Record]], None]
 
 @dataclass(slots=True)
 class UnitOfWork:
-    """Data to commit together. `rows` are those of `events`, without their `seq`. With `strict`, an invalid event fails
-    the unit. `action` runs in the same transaction. When everything is durable, and before readers can see it, `stored`
-    is called with the records of its jobs; then `done` gets the numbers of the events, or the result of the action.
+    """Data to commit together. `rows` are those of `events`. Rows have no `seq` yet. With `strict`, an invalid event
+    fails the unit. `action` runs in the same transaction. When everything is durable, and before readers can see it,
+    `stored` is called with the records of its jobs; then `done` gets the numbers of the events, or the result of the
+    action.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -36,6 +37,7 @@ class UnitOfWork:
     strict: bool = False
     request: Row | None = None
     benchmark_lines: list[Row] = field(default_factory=list)
+    metrics: list[Row] = field(default_factory=list)
     action: Callable[[Connection], Any] | None = None
     stored: Stored | None = None
     done: "Future[Any]" = field(default_factory=Future)
@@ -81,6 +83,18 @@ def make_unit(new: Sequence[Event], strict: bool) -> UnitOfWork:
     rows = [_row(event) for event in new]
     as_read = [Event(e.job, e.event, e.epoch, e.time_s, decode(row["data"])) for e, row in zip(new, rows, strict=True)]
     return UnitOfWork(as_read, rows, strict)
+
+
+def make_metrics_row(job: str, epoch: int, step: Any, time_s: Any, data: dict[str, Any], at: int = 0) -> Row:
+    """Make a row of the metrics of one step. `at` is the offset in the attempt's events file after it.
+
+    A step or time that a database cannot store is stored as 0, because metrics come from users' code. Raises UserError
+    for metrics that are not plain data.
+    """
+    row = {"job": check_storable("job id", job, MAX_JOB_ID_LENGTH), "epoch": epoch, "data": encode(data), "at": at}
+    has_step = isinstance(step, int) and abs(step) < MAX_EPOCH
+    has_time = isinstance(time_s, int | float) and math.isfinite(time_s)
+    return row | {"step": step if has_step else 0, "time": time_s if has_time else 0.0}
 
 
 def check_storable(name: str, text: str, max_length: int) -> str:

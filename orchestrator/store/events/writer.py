@@ -160,7 +160,8 @@ class StoreWriter(threading.Thread):
             if not self._work and not self._closing:
                 self._wake.wait_for(lambda: self._work or self._closing, REPORTS_PAUSE_S)
             work = list(self._group())
-            lines = [self._reports.popleft() for _ in range(min(REPORTS_PER_WRITE, len(self._reports)))]
+            maximum = len(self._reports) if any(unit.metrics for unit in work) else REPORTS_PER_WRITE  # in their order
+            lines = [self._reports.popleft() for _ in range(min(maximum, len(self._reports)))]
         return (work, lines) if work or lines else None
 
     def _group(self) -> Iterator[UnitOfWork]:
@@ -197,13 +198,14 @@ class StoreWriter(threading.Thread):
 
     def _commit(self, work: list[UnitOfWork], lines: list[Row]) -> None:
         connection = self._connected()
-        lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
         with connection.begin():
             self._check_token(connection)
             changes = self._cache.begin_batch(
                 partial(self._table.load_some, connection), (e for w in work for e in w.events)
             )
             work, rows = self._number_units(work, changes)
+            metrics_rows = [*lines, *(row for w in work for row in w.metrics)]
+            metrics_rows = [row | {"seq": self.last_report + n} for n, row in enumerate(metrics_rows, start=1)]
             results = [unit.action(connection) if unit.action else None for unit in work]
             requests_done = [w.request for w in work if w.request]
             benchmark_rows = [row for w in work for row in w.benchmark_lines]
@@ -211,14 +213,14 @@ class StoreWriter(threading.Thread):
             for table, values in (
                 (events, rows),
                 (requests, requests_done),
-                (reports, lines),
+                (reports, metrics_rows),
                 (benchmark_lines, benchmark_rows),
             ):
                 if values:
                     insert_rows(connection, table, values)
             self._table.write(connection, changes)
         self._database.check_file()
-        self.last_report += len(lines)
+        self.last_report += len(metrics_rows)
         self._last_line += len(benchmark_rows)
         self._acknowledge(work, results, changes, len(rows))
 

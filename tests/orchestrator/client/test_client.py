@@ -18,6 +18,7 @@ from orchestrator.client import server_connection
 from orchestrator.client.transport import error_from
 from orchestrator.home import server_record
 from orchestrator.home.server_record import ServerRecord
+from orchestrator.store.events.unit_of_work import make_metrics_row
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 
@@ -74,7 +75,8 @@ def test_every_verb_reaches_its_route(client, live, checkpoint):
     with pytest.raises(UserError, match="if: no pool is called 'cpux'; did you mean 'cpu'"):
         client.jobs.explain("hello", changes=["pool cpux down"])
     assert client.jobs.history("hello")[0]["event"] == "submitted"
-    live.service.store.report(job["id"], 1, 1, 1.0, {"step": 1, "of": 9, "loss": float("nan"), "time": 2, "seq": 3})
+    metrics = {"step": 1, "of": 9, "loss": float("nan"), "time": 2, "seq": 3}
+    live.service.store.queue_metrics(make_metrics_row(job["id"], 1, 1, 1.0, metrics))
     # durable after the report, so that is there too
     client.jobs.cancel(client.jobs.submit({**RUN, "name": "next"})["id"])
     (told,) = client.jobs.reports("hello")

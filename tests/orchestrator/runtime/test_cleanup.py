@@ -21,6 +21,7 @@ from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.store.events.event_store import EventStore
 from orchestrator.store.events.idempotency import StoredResponse
 from orchestrator.store.events.retention import AttemptFolderRef
+from orchestrator.store.events.unit_of_work import make_metrics_row
 from orchestrator.store.events.verify import verify
 
 DAY_S = 86400.0
@@ -56,7 +57,7 @@ def filled(url):
         made = life(job, now_s - days * DAY_S, release)
         store.idempotent(f"key-{job}", "digest", lambda job=job, made=made: StoredResponse({"id": job}, made))
         for step in range(3):
-            store.report(job, 1, step, 1.0, {"loss": 1.0})
+            store.queue_metrics(make_metrics_row(job, 1, step, 1.0, {"loss": 1.0}))
     store.benchmarks.append("run-1", {"line": "started"})
     store.close()
     with sqlite3.connect(url.removeprefix("sqlite:///")) as other:

@@ -106,7 +106,7 @@ def carrier(head, told, tmp_path):
     launcher = Launcher(agents, ServerCodeArchives(tmp_path / "packages"), checkpoints, data)
     jobs = Jobs(store)
     keeping = LogPreservation(LogCopies(tmp_path / "kept", agents), agents, jobs)
-    carrier = CommandExecutor(agents, launcher, store, jobs, told.put, keeping)
+    carrier = CommandExecutor(agents, launcher, told.put, keeping)
     yield carrier
     carrier.close()
     store.close()

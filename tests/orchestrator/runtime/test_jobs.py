@@ -7,6 +7,7 @@ from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
 from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.events.unit_of_work import make_metrics_row
 from orchestrator.store.rows.job_cache import MAX_ENDED, InvalidEvent
 
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
@@ -82,9 +83,9 @@ def test_a_page_stays_where_it_was_while_jobs_come_and_end(jobs):
 def test_a_page_has_the_newest_metrics_of_its_jobs(url):
     store = EventStore(url)
     submit(Jobs(store), "a", "b", "c")
-    store.report("a", 1, 1, 1.0, {"loss": 2.0})
-    store.report("a", 1, 2, 1.0, {"loss": 1.0})
-    store.report("b", 1, 1, 1.0, {"loss": 3.0})
+    store.queue_metrics(make_metrics_row("a", 1, 1, 1.0, {"loss": 2.0}))
+    store.queue_metrics(make_metrics_row("a", 1, 2, 1.0, {"loss": 1.0}))
+    store.queue_metrics(make_metrics_row("b", 1, 1, 1.0, {"loss": 3.0}))
     store.close()
     store = EventStore(url)
     jobs = Jobs(store)

@@ -48,7 +48,7 @@ def test_messages_from_which_something_followed_have_a_line_and_others_have_none
 def test_what_cannot_be_stored_is_not_in_the_story(batch, monkeypatch):
     steps, jobs = batch
 
-    def refuse(events):
+    def refuse(*_):
         raise StoreUnavailable("the disk is full", "")
 
     monkeypatch.setattr(jobs, "commit", refuse)

@@ -12,6 +12,7 @@ from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.store.events import database_setting
 from orchestrator.store.events.event_store import EventStore
 from orchestrator.store.events.idempotency import StoredResponse
+from orchestrator.store.events.unit_of_work import make_metrics_row
 
 LEASES = [["cpu-0/cpu", [0]]]
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": LEASES, "reason": "fits"}
@@ -33,7 +34,7 @@ def file(tmp_path):
     path = tmp_path / "polyfleet.db"
     store = EventStore(f"sqlite:///{path}")
     store.append([*life("bad"), *life("good")])
-    store.report("bad", 1, 1, 1.0, {"loss": 0.5})
+    store.queue_metrics(make_metrics_row("bad", 1, 1, 1.0, {"loss": 0.5}))
     store.idempotent("key", "digest", lambda: StoredResponse({"id": "bad"}))
     store.benchmarks.append("run-1", {"line": "started", "cases": 1})
     store.close()

@@ -17,6 +17,7 @@ from orchestrator.services.submissions import Submission
 from orchestrator.services.views import accepted_view, acknowledged, job_view
 from orchestrator.spec.job_spec import parse_job
 from orchestrator.store.events import writer as store_writer
+from orchestrator.store.events.unit_of_work import make_metrics_row
 from orchestrator.verbs import jobs
 
 HANG_S = 120.0
@@ -184,7 +185,7 @@ def test_jobs_are_listed_by_pages_with_chosen_fields(live):
 def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
     for number in range(3):
         job = live.ran({**RUN, "name": f"n{number}"})["id"]
-        live.service.store.report(job, 1, number, 1.0, {"step": number})
+        live.service.store.queue_metrics(make_metrics_row(job, 1, number, 1.0, {"step": number}))
     live.ran(RUN)
     live.service.jobs_table._metrics.clear()  # as in a server that has just started
     asked = []
