@@ -175,17 +175,21 @@ def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progr
 
 
 def _await_ready(home: Path, child: ProcessId, log: Path, log_offset: int, progress: Progress) -> ServerRecord:
-    """Wait until the server responds; START_TIMEOUT_S begins again with each startup step that it records."""
-    deadline, last_reported = time.monotonic() + START_TIMEOUT_S, ""
-    while time.monotonic() < deadline:
+    """Wait until the server responds; START_TIMEOUT_S begins again with each startup step that it records. If this
+    process was stopped for longer than that, it looks once more.
+    """
+    started_s, last_reported = time.monotonic(), ""
+    while True:
+        is_late = time.monotonic() > started_s + START_TIMEOUT_S
         if (running := find_server(home)) is not None and _is_ready(running):
             return running
         if not is_alive(child):
             raise _start_error(home, log, log_offset)
         if step := _startup_step(home):
-            deadline, last_reported = time.monotonic() + START_TIMEOUT_S, _print_step(progress, step, last_reported)
+            started_s, last_reported = time.monotonic(), _print_step(progress, step, last_reported)
+        elif is_late:
+            raise FleetError(f"the server did not respond within {START_TIMEOUT_S:.0f} s", f"see its log: {log}")
         time.sleep(POLL_S)
-    raise FleetError(f"the server did not respond within {START_TIMEOUT_S:.0f} s", f"see its log: {log}")
 
 
 def _is_ready(server: ServerRecord) -> bool:

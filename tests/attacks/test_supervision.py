@@ -122,8 +122,9 @@ def test_what_kills_its_supervisor_and_the_keeper_dies(node, groups, tmp_path, l
 
 def test_a_supervisor_that_is_stopped_again_and_again_loses_its_attempt_with_the_lease(node, groups, tmp_path):
     deed = "while True: os.kill(supervisor, signal.SIGSTOP); time.sleep(0.01)"
-    node.start(command=daemon(deed, tmp_path / "pid"), lease_s=1.0)
+    node.start(command=daemon(deed, tmp_path / "pid"))
     pid = node.until_file(tmp_path / "pid")
+    lease.write(node.folder().lease, 0.5)
     supervisor, keeper = recorded(node)
     assert ended(node)["state"] == "lost"
     nothing_is_left(node, groups, pid, supervisor, keeper)

@@ -51,7 +51,7 @@ class Node:
             "nodes": 1,
             "epoch": 1,
         }
-        ranks = {"node_rank": 0, "first_rank": 0, "ranks": 1, "world_size": 1, "lease_s": 60.0}
+        ranks = {"node_rank": 0, "first_rank": 0, "ranks": 1, "world_size": 1, "lease_s": 600.0}
         meet = {"master_address": "127.0.0.1", "master_port": 29500}
         return Order(**(fixed | ranks | meet | {"job": job, "command": tuple(command)} | more))
 

@@ -85,13 +85,13 @@ def test_a_head_that_takes_connections_and_does_not_answer_lets_no_lease_pass_th
     """As while it is being started. The server has been silent for a third of the lease, and a second more."""
     store = Store()
     store.hangs = True
-    node.start(command=FOREVER, lease_s=3.0)
+    node.start(command=FOREVER, lease_s=9.0)
     node.until(lambda: node.folder().started.exists(), "it runs")
     fences, (attempt,) = FenceReader("f1", tmp_path, store), node.attempts.live_attempts()
-    lease.write(attempt.folder.lease, 3.0, lease.now_s() - 2.0)
+    lease.write(attempt.folder.lease, 9.0, lease.now_s() - 4.0)
     begun_s = lease.now_s()
     fence.renew_or_stop([attempt], fences)
-    assert store.asked and lease.deadline_s(attempt.folder.lease) > begun_s + 3.0, "an answer counts from its question"
+    assert store.asked and lease.deadline_s(attempt.folder.lease) > begun_s + 9.0, "an answer counts from its question"
 
 
 def test_the_higher_fence_counts(tmp_path):

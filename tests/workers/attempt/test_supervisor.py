@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from workers.attempt import folder_setup
 from workers.protocol import lease
@@ -114,8 +115,9 @@ def test_a_daemon_that_wiped_its_environment_dies_too(node, tmp_path, is_alive):
 
 
 def test_a_lease_that_passes_kills_everything(node, tmp_path, is_alive):
-    node.python("j", DAEMON + f"daemon({str(tmp_path / 'pid')!r}); {SLEEP}", lease_s=1.0)
+    node.python("j", DAEMON + f"daemon({str(tmp_path / 'pid')!r}); {SLEEP}")
     daemon = node.until_file(tmp_path / "pid")
+    lease.write(node.folder().lease, 0.5)
     ended = node.outcome()
     assert (ended["state"], ended["exit_codes"]) == ("lost", {"0": -9})
     failure = ended["failure"]
@@ -125,10 +127,10 @@ def test_a_lease_that_passes_kills_everything(node, tmp_path, is_alive):
 
 
 def test_a_supervisor_that_was_frozen_past_its_lease_kills_its_tree_when_it_thaws(node, is_alive):
-    node.python("j", f"import os; open('pid', 'w').write(str(os.getpid())); {SLEEP}", lease_s=1.0)
+    node.python("j", f"import os; open('pid', 'w').write(str(os.getpid())); {SLEEP}")
     pid = node.until_file(node.folder().work(0) / "pid")
     os.kill(node.supervisor_pid(), signal.SIGSTOP)
-    node.until(lambda: lease.is_expired(node.folder().lease), "the lease has passed")
+    lease.write(node.folder().lease, 0.0)
     assert is_alive(pid)
     node.attempts.renew()
     os.kill(node.supervisor_pid(), signal.SIGCONT)
@@ -305,7 +307,7 @@ def test_a_rank_that_ignores_preempt_is_killed_after_its_grace(node):
 
 def test_what_a_preempted_shell_started_gets_its_grace_too(node, tmp_path):
     saves = f"trap 'echo saving; echo done > {tmp_path}/saved; exit 0' TERM; echo ready; while :; do :; done"
-    node.start(command=("sh", "-c", f'sh -c "{saves}"; true'), grace_s=10.0)
+    node.start(command=("sh", "-c", f'sh -c "{saves}"; true'), grace_s=LIMIT_S)
     node.until_printed("ready")
     node.attempts.stop("j", 1, "preempt")
     assert node.outcome()["state"] == "preempted"
@@ -388,7 +390,7 @@ supervisor.run()
 @pytest.mark.parametrize(("when", "codes"), [("before", {}), ("0", {"0": -15}), ("1", {"0": -15, "1": -15})])
 def test_a_machine_that_shuts_down_while_ranks_are_started_preempts_and_asks_each_of_them(node, when, codes):
     """Never a success: a rank that did not run has not done its work."""
-    order = node.order(command=("sleep", "600"), ranks=2, world_size=2, devices=(0, 1), grace_s=2.0)
+    order = node.order(command=("sleep", "600"), ranks=2, world_size=2, devices=(0, 1), grace_s=LIMIT_S)
     node.folder().path.mkdir()
     where = folder_setup.NodeContext("n0", node.packages, None, {"PATH": os.environ["PATH"]})
     folder_setup.create_folder(node.folder(), order, where, 1, lease.now_s())

@@ -9,12 +9,13 @@ import time
 import zipfile
 
 import pytest
-from patience import wait_for
+from patience import PATIENCE, wait_for
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from workers.node.agent import Agent
+from workers.protocol import lease
 from workers.protocol.messages import PROTOCOL, AttemptStatus, Order
 from workers.storage.checkpoint_mirror import CheckpointMirror
 from workers.storage.pool_storage import PoolStorage
@@ -143,13 +144,14 @@ def test_an_epoch_that_is_past_is_refused(agent):
 
 
 def test_a_watch_renews_leases_and_never_outlasts_them(agent):
-    agent.start(1, order(command=("sleep", "600"), lease_s=1.5), {})
-    until = time.monotonic() + 3
-    known = {}
-    while time.monotonic() < until:
+    agent.start(1, order(command=("sleep", "600"), lease_s=6.0 * PATIENCE), {})
+    known, deadlines_s = {"j.1.0": "starting"}, []
+    while known["j.1.0"] == "starting" or len(deadlines_s) < 2:
+        deadlines_s.append(lease.deadline_s(agent._identity.node_dir / "attempts/j.1.0/lease"))
         said = agent.poll(1, {}, known, 600.0)
         known |= dict(zip(said["attempts"], [r["phase"] for r in said["reports"]], strict=False))
     assert known == {"j.1.0": "running"}
+    assert deadlines_s[-1] > deadlines_s[-2]
 
 
 def test_an_attempt_nobody_watches_is_lost(agent):
