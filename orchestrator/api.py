@@ -51,21 +51,21 @@ class Orchestrator:
 
     @classmethod
     def connect(
-        cls, home: Path | None = None, *, start: bool = True, progress: Progress | None = None
+        cls, home: str | Path | None = None, *, start: bool = True, progress: Progress | None = None
     ) -> "Orchestrator":
         """Connect to the server of `home` (default: POLYFLEET_HOME, else ~/.polyfleet). Start it if none runs, unless
         `start` is false.
         """
-        return cls(http.connect(home, start=start, progress=progress))
+        return cls(http.connect(None if home is None else Path(home), start=start, progress=progress))
 
     @classmethod
     def up(
-        cls, file: Path | None = None, *, demo: bool = False, address: str = "", progress: Progress | None = None
+        cls, file: str | Path | None = None, *, demo: bool = False, address: str = "", progress: Progress | None = None
     ) -> "Orchestrator":
         """Start a fleet on this machine (see `polyfleet up --help`) and connect. `progress` receives all messages."""
         from orchestrator.client import lifecycle
 
-        lifecycle.up(progress or _quiet, file, demo=demo, address=address)
+        lifecycle.up(progress or _quiet, None if file is None else Path(file), demo=demo, address=address)
         return cls.connect(progress=progress)
 
     def down(self, progress: Progress = _quiet) -> list[str]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -47,6 +48,16 @@ def text(shown):
     with console.capture() as capture:
         console.print(shown)
     return capture.get()
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_a_home_and_a_fleet_file_are_paths_or_texts(live, tmp_path, as_path):
+    with Orchestrator.connect(as_path(live.home), start=False) as o:
+        assert o.jobs.list() == []
+    file = tmp_path / "fleet.yaml"
+    file.write_text("pools: {a: {backend: nvidiaa}}")
+    with pytest.raises(SpecError, match="did you mean 'nvidia'"):
+        Orchestrator.up(as_path(file))
 
 
 def test_importing_the_package_imports_nothing_else():
