@@ -160,8 +160,8 @@ class StoreWriter(threading.Thread):
             if not self._work and not self._closing:
                 self._wake.wait_for(lambda: self._work or self._closing, REPORTS_PAUSE_S)
             work = list(self._group())
-            maximum = len(self._reports) if any(unit.metrics for unit in work) else REPORTS_PER_WRITE  # in their order
-            lines = [self._reports.popleft() for _ in range(min(maximum, len(self._reports)))]
+            waiting = len(self._reports)  # a unit is written with all metrics that were queued before it
+            lines = [self._reports.popleft() for _ in range(waiting if work else min(REPORTS_PER_WRITE, waiting))]
         return (work, lines) if work or lines else None
 
     def _group(self) -> Iterator[UnitOfWork]:

@@ -1,8 +1,22 @@
-"""Real services on the recorded nodes of one fleet."""
+"""A job store with its jobs, and real services on the recorded nodes of one fleet."""
 
 import pytest
 
+from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.services.service import Service
+from orchestrator.store.events.event_store import EventStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def jobs(store):
+    return Jobs(store)
 
 
 @pytest.fixture

@@ -32,13 +32,6 @@ REQUEST = {"cases": ["rmsnorm"]}
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = EventStore(f"sqlite:///{tmp_path / 'store.db'}")
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def lines(store):
     return store.benchmarks
 

@@ -1,27 +1,12 @@
 """What jobs took that succeeded, as the planner is told."""
 
-import pytest
-
 from orchestrator.core.jobs.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
 from orchestrator.runtime.jobs.histories import MAX_ROWS, MEDIAN_OF, Histories, newest_metrics
 from orchestrator.runtime.jobs.jobs import Jobs
-from orchestrator.store.events.event_store import EventStore
 from orchestrator.store.events.unit_of_work import make_metrics_row
 
 PACKAGE = "f" * 64
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def jobs(store):
-    return Jobs(store)
 
 
 def ran(jobs, name, seconds, end="finished", *, kinds=("cpu",), **more):

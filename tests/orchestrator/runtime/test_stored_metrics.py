@@ -13,24 +13,11 @@ from orchestrator.core.model import Candidate, Job
 from orchestrator.core.step import control
 from orchestrator.runtime.clock import now
 from orchestrator.runtime.controller.step_batch import StepBatch
-from orchestrator.runtime.jobs.jobs import Jobs, StoreUnavailable
-from orchestrator.store.events.event_store import EventStore
+from orchestrator.runtime.jobs.jobs import StoreUnavailable
 from workers.protocol.messages import PROTOCOL, AttemptStatus, Outcome, RankEvent
 
 NODE = "cpu-0", "ray-cpu-0"
 SUCCEEDED = Outcome("j", 1, 0, "succeeded", {0: 0})
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def jobs(store):
-    return Jobs(store)
 
 
 @pytest.fixture

@@ -270,6 +270,13 @@ def test_metrics_of_events_are_stored_with_them_after_all_earlier_ones(store):
     assert [row["step"] for row in store.reports("j")] == [*range(1, REPORTS_PER_WRITE + 10), 7001, 7002]
 
 
+def test_all_metrics_that_were_queued_before_an_event_are_stored_with_it(store):
+    for step in range(3 * REPORTS_PER_WRITE):
+        store.queue_metrics(make_metrics_row("j", 1, step, 1.0, {}))
+    store.append([submission("j")])
+    assert len(store.reports("j")) == 3 * REPORTS_PER_WRITE
+
+
 def test_metrics_of_events_that_are_refused_are_not_stored(store):
     with pytest.raises(InvalidEvent):
         store.append([event("j", "started")], strict=True, metrics=[make_metrics_row("j", 1, 1, 1.0, {})])
