@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-PATIENCE_S = 180.0
+from patience import LIMIT_S
+
 LEAD = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 """The terminal becomes that of its session: Ctrl-C typed is a signal then, as for a user."""
 
@@ -27,7 +28,7 @@ class Terminal:
 
     def shows(self, text: bytes) -> bytes:
         """Wait until it does; what it wrote before."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while text not in self.seen:
             assert time.monotonic() < end, self.seen
             assert self._more() or text in self.seen, self.seen
@@ -50,10 +51,10 @@ class Terminal:
 
     def code(self) -> int:
         """Its exit code; what it still writes is read meanwhile."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while self._more():
             assert time.monotonic() < end, self.seen
-        return self.child.wait(PATIENCE_S)
+        return self.child.wait(LIMIT_S)
 
     def close(self) -> None:
         if self.child.poll() is None:

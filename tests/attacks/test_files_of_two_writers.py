@@ -5,13 +5,11 @@ import sys
 import threading
 
 import pytest
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.paths import write_private
 from orchestrator.home import server_record
 from workers.protocol.folders import replace_text
-
-DEADLINE_S = 180.0
 
 
 @pytest.mark.parametrize("replace", [replace_text, write_private])
@@ -31,7 +29,7 @@ def test_two_threads_may_replace_the_same_file(tmp_path, replace):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
     assert errors == []
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 

@@ -12,7 +12,7 @@ import uuid
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from orchestrator.core.model import Event
 from orchestrator.store.events.event_store import EventStore
@@ -23,7 +23,6 @@ from workers.protocol.folders import AttemptFolder, AttemptId
 from workers.protocol.messages import Order, Outcome, RankEvent
 from workers.protocol.rank_events import MAX_LINE_BYTES
 
-HANG_S = 30.0
 START = "import json, os, time; here = os.environ['POLYFLEET_ATTEMPT_DIR']; os.chdir(here)\n"
 RECORD = "os.chdir(here.replace('/shared/', '/attempts/'))\n"
 STAY = "\nopen('done', 'w').close(); time.sleep(600)"
@@ -48,8 +47,8 @@ class Node:
         answers = []
         asked = threading.Thread(target=lambda: answers.append(getattr(self.agent, name)(*arguments)), daemon=True)
         asked.start()
-        asked.join(HANG_S)
-        assert answers, f"the agent did not answer `{name}` within {HANG_S:.0f} s, or raised an exception"
+        asked.join(LIMIT_S)
+        assert answers, f"the agent did not answer `{name}` within {LIMIT_S:.0f} s, or raised an exception"
         return answers[0]
 
     def start(self, job, code, **more):

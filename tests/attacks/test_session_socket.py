@@ -7,11 +7,10 @@ import threading
 import time
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError, UserError
 from workers.benchmark.session_server import ADDRESS, request, serve
-
-HANG_S = 20.0
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def served(tmp_path):
 
     def handle(message):
         if message["do"] == "wait":
-            assert go.wait(HANG_S)
+            assert go.wait(LIMIT_S)
         return message
 
     serving = threading.Thread(target=lambda: said.append(serve(tmp_path, handle, lambda: False)), daemon=True)
@@ -29,9 +28,9 @@ def served(tmp_path):
     while not (tmp_path / ADDRESS).exists():
         serving.join(0.01)
     yield go
-    assert request(tmp_path, {"do": "describe"}, HANG_S) == {"do": "describe"}
-    request(tmp_path, {"do": "end"}, HANG_S)
-    serving.join(HANG_S)
+    assert request(tmp_path, {"do": "describe"}, LIMIT_S) == {"do": "describe"}
+    request(tmp_path, {"do": "end"}, LIMIT_S)
+    serving.join(LIMIT_S)
     assert said == ["ended"]
 
 
@@ -52,7 +51,7 @@ def test_a_session_that_is_asked_for_nothing_it_can_read_answers_the_next_one(tm
     with connected(tmp_path) as asking:
         asking.sendall(said)
         asking.shutdown(socket.SHUT_WR)
-        asking.settimeout(HANG_S)
+        asking.settimeout(LIMIT_S)
         assert asking.recv(1 << 16) == b""
 
 
@@ -94,8 +93,8 @@ def asked(folder, timeout_s=0.5):
 
     asking = threading.Thread(target=run, daemon=True)
     asking.start()
-    asking.join(HANG_S)
-    assert found, f"asking hung for {HANG_S:.0f} s"
+    asking.join(LIMIT_S)
+    assert found, f"asking hung for {LIMIT_S:.0f} s"
     return found[0]
 
 
@@ -132,7 +131,7 @@ def flood(asking, done):
 @pytest.mark.parametrize(
     ("talk", "why"),
     [
-        (lambda asking, done: done.wait(HANG_S), "timed out"),
+        (lambda asking, done: done.wait(LIMIT_S), "timed out"),
         (drip, "timed out"),
         (flood, "is longer than|timed out"),
         (lambda asking, done: None, "ended during a request"),

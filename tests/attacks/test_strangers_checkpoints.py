@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # children of these tests import this file
 
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.errors import PolyfleetError, UserError
 from workers.checkpoint.format.boxes import Box, full_box, tiling_fault
@@ -34,8 +34,6 @@ from workers.storage.pool_checkpoints import PoolCheckpoints
 from workers.storage.pool_storage import PoolStorage
 
 MOST_BYTES = 256 << 20
-HANGS_S = 40
-"""Nothing here takes a tenth of it."""
 ALONE = """
 import json, resource, sys
 from importlib import import_module
@@ -55,7 +53,7 @@ def alone(function, argument):
     """What it said, and the bytes it took, of a function of one path in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE, function.__module__, function.__name__, str(argument)],
-        capture_output=True, text=True, timeout=HANGS_S, check=True,
+        capture_output=True, text=True, timeout=LIMIT_S, check=True,
     )  # fmt: skip
     said, taken_bytes = json.loads(done.stdout)
     assert taken_bytes < MOST_BYTES
@@ -309,12 +307,12 @@ def test_a_small_pickle_cannot_ask_for_much(what, tmp_path):
 
 def test_a_reader_that_takes_too_long_is_ended_by_its_own_limits(tmp_path):
     script = "from cluster.input import sandbox; sandbox.CPU_S = 0; sandbox.apply_limits()\nwhile True: pass"
-    done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S)
+    done = subprocess.run([sys.executable, "-c", script], timeout=LIMIT_S)
     from cluster.input.sandbox import limit_message
 
     assert limit_message(done.returncode) == "it took much longer than files of its size do"
     script = "from cluster.input import sandbox; sandbox.isolate(); sandbox.apply_limits(); bytearray(400 << 20)"
-    done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], timeout=LIMIT_S, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "MemoryError"
 
 
@@ -506,7 +504,7 @@ def test_a_tool_that_tells_nothing_ends_with_its_client(storage):
     reader.suspend()  # it need not read on while it is waited for
     assert tools.poll(number, 0, 0.1)["progress"] is None
     tools.stop(number)
-    reader.wait(timeout=HANGS_S)
+    reader.wait(timeout=LIMIT_S)
 
 
 def test_a_tool_that_nobody_asks_about_ends_by_itself(storage):
@@ -514,7 +512,7 @@ def test_a_tool_that_nobody_asks_about_ends_by_itself(storage):
     number = tools.start("import", slow_import(storage))
     reader = wait_for_reader(lambda: tools.poll(number, 0, 0.0))
     reader.suspend()
-    reader.wait(timeout=HANGS_S)
+    reader.wait(timeout=LIMIT_S)
     with pytest.raises(UserError, match="the tool was stopped"):
         tools.poll(number, 0, 1.0)
 
@@ -529,4 +527,4 @@ def test_a_reader_dies_with_whoever_started_it(storage, tmp_path):
             wait_for(lambda: cpu_s(child) > 0.6)
         finally:
             client.kill()
-    child.wait(timeout=HANGS_S)
+    child.wait(timeout=LIMIT_S)

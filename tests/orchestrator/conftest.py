@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 from response_checks import ResponseChecks
 
 from cluster.host import tokens
@@ -31,7 +31,6 @@ from orchestrator.server.http.hub import Hub
 from orchestrator.server.serve import listener, server_config
 from orchestrator.services.service import Service
 
-HANG_S = 120.0
 COMMAND = [sys.executable, "-m", "orchestrator.cli"]
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoint-v1"
 RECORDED = Path(__file__).with_name("recorded_fleet.py")
@@ -67,7 +66,7 @@ class Live:
     def ran(self, spec: dict, state: str = "SUCCEEDED") -> dict:
         """The job once it has ended, in that state."""
         with http.connect(self.home, start=False) as client:
-            view = client.wait(client.jobs.submit(spec)["id"], timeout_s=HANG_S)
+            view = client.wait(client.jobs.submit(spec)["id"], timeout_s=LIMIT_S)
         assert view["state"] == state, view
         return view
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from patience import LIMIT_S
 from ray.experimental import internal_kv
 
 from cluster.errors import FleetError, PolyfleetError
@@ -41,7 +42,6 @@ DATA = Path(__file__).parents[1] / "data" / "fleet"
 RECORDED = json.loads((DATA / "nodes.json").read_text())["nodes"]
 ADDRESS = "127.0.0.1:1"
 STAMP = "2026-11-20T23:14:53.123456Z"
-HANG_S = 120.0
 
 
 @cache
@@ -123,8 +123,8 @@ class Method:
         def call() -> Any:
             if not self._actor.heard.is_set() and self._name != "poll":
                 raise FleetError(f"{self._name} gave no answer")  # what a call to a frozen node ends with, at once
-            assert self._actor.heard.wait(HANG_S)
-            given = [a.future().result(HANG_S) if isinstance(a, Ref) else a for a in arguments]
+            assert self._actor.heard.wait(LIMIT_S)
+            given = [a.future().result(LIMIT_S) if isinstance(a, Ref) else a for a in arguments]
             return getattr(self._actor.agent, self._name)(*given)
 
         try:
@@ -256,7 +256,7 @@ class RecordedFleet:
         anything, Ray would start a cluster here, or end this process where it finds none.
         """
         service.agents.call = _gone  # type: ignore[method-assign]
-        end = time.monotonic() + HANG_S
+        end = time.monotonic() + LIMIT_S
         while RAY._calls and time.monotonic() < end:
             time.sleep(0.002)
         for actor in self._by_id.values():
@@ -284,7 +284,7 @@ def _gone(node: str, method: str, *_: Any, **__: Any) -> Any:
 
 def _until(service: Service, truth: Callable[[], Any]) -> None:
     """The controller looks at once, and until it has seen it."""
-    end = time.monotonic() + HANG_S
+    end = time.monotonic() + LIMIT_S
     while not truth():
         assert time.monotonic() < end, "the controller has not seen it"
         service.runtime.post(Submitted(()))  # it looks at once

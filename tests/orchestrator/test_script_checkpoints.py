@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from orchestrator.client import client as http
 
-PATIENCE_S = 180.0
 HALF_WRITTEN = """
 import os, pathlib, sys, time, zipfile
 out = pathlib.Path(os.environ["POLYFLEET_OUTPUT_DIR"])
@@ -63,7 +62,7 @@ def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_i
     )["id"]
     wait_for(lambda: list((live.home / "storage" / "cpu" / job).glob("output-1/is-half-written")))
     client.jobs.migrate(job, "xla")
-    view = client.wait(job, timeout_s=PATIENCE_S)
+    view = client.wait(job, timeout_s=LIMIT_S)
     assert (view["state"], view["pool"]) == ("SUCCEEDED", "xla"), view
     assert said(client, job) == "in tpu False\n"
     assert view["script_checkpoint"].startswith("run/ckpt.pt was half written (it was not written completely")

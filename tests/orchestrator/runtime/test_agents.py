@@ -4,14 +4,12 @@ import threading
 from concurrent.futures import Future
 
 import pytest
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.errors import FleetError
 from orchestrator.core.controller.messages import AgentDied, AgentStarted
 from orchestrator.runtime.agents import actors, agents
 from orchestrator.runtime.agents.agents import Agents
-
-PATIENCE_S = 180.0
 
 
 class RecordedRay:
@@ -22,7 +20,7 @@ class RecordedRay:
         self.made = []
 
     def make(self, ray_id, cpus, carried):
-        assert self.answers.wait(PATIENCE_S)
+        assert self.answers.wait(LIMIT_S)
         self.made.append(ray_id)
         return object()
 
@@ -110,7 +108,7 @@ class Failing:
         return failed
 
 
-@pytest.mark.parametrize(("rest_s", "soon"), [(PATIENCE_S, False), (0.05, True)])
+@pytest.mark.parametrize(("rest_s", "soon"), [(LIMIT_S, False), (0.05, True)])
 def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, soon):
     actor, told = Failing(FleetError("the actor restarts")), []
     monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: actor)

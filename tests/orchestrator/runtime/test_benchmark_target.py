@@ -5,6 +5,7 @@ import socket
 import threading
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError
 from orchestrator.benchmark.round_runner import SessionEnded
@@ -13,8 +14,6 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.runtime.benchmarks.benchmark_target import FleetTarget
 from workers.benchmark.session_server import ADDRESS, request, serve
-
-HANG_S = 120.0
 
 
 class Agents:
@@ -60,8 +59,8 @@ def session(tmp_path):
     while not (tmp_path / ADDRESS).exists():
         serving.join(0.01)
     yield asked
-    request(tmp_path, {"do": "end"}, HANG_S)
-    serving.join(HANG_S)
+    request(tmp_path, {"do": "end"}, LIMIT_S)
+    serving.join(LIMIT_S)
     assert not serving.is_alive()
 
 
@@ -70,7 +69,7 @@ def test_a_call_amid_which_the_agent_was_killed_is_made_again_in_the_same_sessio
     column = FleetTarget("c", 0, "j", jobs, agents, opened.append)
     column.open()
     agents.killed = ["run"]
-    assert column.call({"do": "run"}, HANG_S)["said"] == "run"
+    assert column.call({"do": "run"}, LIMIT_S)["said"] == "run"
     assert session in (["run", "run"], ["run"]), "the first may have been lost on its way"
     assert opened == [column], "what was open still is"
 
@@ -81,8 +80,8 @@ def test_a_call_amid_which_the_agent_is_killed_twice_is_given_up_and_the_next_on
     column.open()
     agents.killed = ["prepare", "prepare"]
     with pytest.raises(SessionEnded, match="its agent has ended"):
-        column.call({"do": "prepare"}, HANG_S)
-    assert column.call({"do": "run"}, HANG_S)["said"] == "run"
+        column.call({"do": "prepare"}, LIMIT_S)
+    assert column.call({"do": "run"}, LIMIT_S)["said"] == "run"
 
 
 def test_a_session_that_was_started_anew_has_nothing_open(tmp_path, session, jobs):
@@ -94,6 +93,6 @@ def test_a_session_that_was_started_anew_has_nothing_open(tmp_path, session, job
     after = Attempt(2, 0, "cpu", "cpu", (("a/cpu", (0,)),), 0.0)
     jobs["j"] = Record(first.job, attempts=(*first.attempts, after))
     with pytest.raises(SessionEnded):
-        column.call({"do": "run"}, HANG_S)
+        column.call({"do": "run"}, LIMIT_S)
     assert opened == [column, column] and session == []
-    assert column.call({"do": "prepare"}, HANG_S)["said"] == "prepare"
+    assert column.call({"do": "prepare"}, LIMIT_S)["said"] == "prepare"

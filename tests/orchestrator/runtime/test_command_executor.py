@@ -7,7 +7,7 @@ from collections import defaultdict
 from concurrent.futures import Future
 
 import pytest
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.errors import FleetError
 from orchestrator.core.controller import commands as c
@@ -27,8 +27,6 @@ from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.runtime.jobs.log_copies import LogCopies
 from orchestrator.runtime.jobs.log_preservation import LogPreservation
 from orchestrator.store.events.event_store import EventStore
-
-PATIENCE_S = 180.0
 
 
 class Ref:
@@ -56,7 +54,7 @@ class RecordedHead:
         self.stands, self.reads = defaultdict(int), []
 
     def find(self, place):
-        assert self.answers.wait(PATIENCE_S)
+        assert self.answers.wait(LIMIT_S)
         raise FleetError("the test has ended")
 
     def read(self, job):
@@ -64,7 +62,7 @@ class RecordedHead:
         self.stopped.setdefault(job, threading.current_thread())
         self.reads.append(job)
         if self.reads.count(job) == 1 and job in self.frozen:
-            self.frozen[job].wait(PATIENCE_S)
+            self.frozen[job].wait(LIMIT_S)
         return stands
 
     def write(self, job, epoch):
@@ -100,7 +98,7 @@ def carrier(head, told, tmp_path):
     agents = Agents(told.put)
     agents.nodes = {"a": Node("a", "ray-a", 0.0)}
     agents.start("a", "ray-a")
-    assert told.get(timeout=PATIENCE_S) == m.AgentStarted("a", "ray-a")
+    assert told.get(timeout=LIMIT_S) == m.AgentStarted("a", "ray-a")
     checkpoints = CheckpointService(agents)
     data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
     launcher = Launcher(agents, ServerCodeArchives(tmp_path / "packages"), checkpoints, data)
@@ -121,9 +119,9 @@ def test_stops_and_fences_pass_while_every_launch_hangs(carrier, head, told):
         carrier.execute(launch(number, f"place-{number}"))
     wait_for(lambda: len(RAY._calls) == LAUNCHES)
     carrier.execute(c.Stop("a", "other", 1, "cancel"))
-    assert told.get(timeout=PATIENCE_S) == m.StopAnswered("a", "other", 1, "cancel")
+    assert told.get(timeout=LIMIT_S) == m.StopAnswered("a", "other", 1, "cancel")
     carrier.execute(c.Fence("other", 2, requested_s=7.0))
-    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("other", 2, 2, requested_s=7.0)
+    assert told.get(timeout=LIMIT_S) == m.FenceAnswered("other", 2, 2, requested_s=7.0)
 
 
 def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, told):
@@ -137,7 +135,7 @@ def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, tol
     while len(head.reads) < 2 and time.monotonic() < end:  # the lower is to wait
         time.sleep(0.002)
     thawed.set()
-    answers = {(a.epoch, a.current_epoch, a.error) for a in (told.get(timeout=PATIENCE_S) for _ in range(2))}
+    answers = {(a.epoch, a.current_epoch, a.error) for a in (told.get(timeout=LIMIT_S) for _ in range(2))}
     assert answers == {(2, 2, ""), (1, 1, "")}
     assert head.stands["job"] == 1
 
@@ -150,15 +148,15 @@ def test_of_the_raises_that_wait_for_a_late_one_the_newest_is_made(carrier, head
     for asked_s in (3.0, 6.0, 9.0):
         carrier.execute(c.Fence("job", 2, requested_s=asked_s))
     for asked_s in (3.0, 6.0):
-        replaced = told.get(timeout=PATIENCE_S)
+        replaced = told.get(timeout=LIMIT_S)
         assert (replaced.requested_s, replaced.current_epoch) == (
             asked_s,
             0,
         ) and "has not answered yet" in replaced.error
     assert len(RAY._calls) == 1
     thawed.set()
-    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2, requested_s=0.0)
-    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2, requested_s=9.0)
+    assert told.get(timeout=LIMIT_S) == m.FenceAnswered("job", 2, 2, requested_s=0.0)
+    assert told.get(timeout=LIMIT_S) == m.FenceAnswered("job", 2, 2, requested_s=9.0)
     assert head.reads == ["job", "job"]
 
 
@@ -167,7 +165,7 @@ def test_the_fence_of_a_job_does_not_wait_for_that_of_another(carrier, head, tol
     carrier.execute(c.Fence("frozen", 2))
     wait_for(lambda: head.reads)
     carrier.execute(c.Fence("other", 2))
-    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("other", 2, 2)
+    assert told.get(timeout=LIMIT_S) == m.FenceAnswered("other", 2, 2)
 
 
 def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, head, told, monkeypatch):
@@ -178,7 +176,7 @@ def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, hea
     with pytest.raises(FleetError, match="has not answered yet"):
         fences.acquire("job", 9, is_ours=False)
     thawed.set()
-    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 2, 2)
+    assert told.get(timeout=LIMIT_S) == m.FenceAnswered("job", 2, 2)
     assert fences.acquire("job", 3, is_ours=False) == 0
     assert fences.acquire("job", 3, is_ours=False) == 3 == head.stands["job"]
 
@@ -189,11 +187,11 @@ def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, 
     wait_for(lambda: head.reads)
     carrier.execute(c.Fence("job", 2))
     RAY.abandon()
-    assert all("was left" in told.get(timeout=PATIENCE_S).error for _ in range(2))
+    assert all("was left" in told.get(timeout=LIMIT_S).error for _ in range(2))
     carrier.execute(c.Fence("job", 1))
-    assert told.get(timeout=PATIENCE_S) == m.FenceAnswered("job", 1, 1)
+    assert told.get(timeout=LIMIT_S) == m.FenceAnswered("job", 1, 1)
     thawed.set()
-    head.stopped["job"].join(PATIENCE_S)
+    head.stopped["job"].join(LIMIT_S)
     assert not head.stopped["job"].is_alive()
     assert head.stands["job"] == 1
 
@@ -203,10 +201,10 @@ def test_what_waits_for_devices_that_another_call_holds_is_told_and_commanded_ag
     carrier.execute(launch(1, "place"))
     wait_for(lambda: len(RAY._calls) == 1)
     carrier.execute(c.Release("place"))
-    released = told.get(timeout=PATIENCE_S)
+    released = told.get(timeout=LIMIT_S)
     assert released.reservation_name == "place" and "being reserved or released" in released.error
     carrier.execute(launch(2, "place"))
-    failed = told.get(timeout=PATIENCE_S)
+    failed = told.get(timeout=LIMIT_S)
     assert (failed.job, failed.kind, failed.maybe_started) == ("job-2", "launch", ())
 
 
@@ -215,11 +213,11 @@ def test_devices_can_be_used_again_once_their_cluster_was_left(carrier, head, to
     carrier.execute(launch(1, "place"))
     wait_for(lambda: len(RAY._calls) == 1)
     RAY.abandon()
-    failed = told.get(timeout=PATIENCE_S)
+    failed = told.get(timeout=LIMIT_S)
     assert failed.job == "job-1" and "the cluster was left" in failed.message
     head.answers.set()
     carrier.execute(launch(2, "place"))
-    assert told.get(timeout=PATIENCE_S).message == "the test has ended"
+    assert told.get(timeout=LIMIT_S).message == "the test has ended"
 
 
 def test_ray_has_threads_left_while_every_launch_hangs():

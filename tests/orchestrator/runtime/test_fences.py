@@ -3,12 +3,11 @@
 import queue
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.fleet.identity import fleet_identity
 from cluster.host import fences as folders
 from orchestrator.runtime.agents import fences
-
-HANG_S = 120.0
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def raised(job, epoch):
     """What stands, once the server has raised it."""
     answers = queue.SimpleQueue()
     fences.raise_to(job, epoch, answers.put)
-    return answers.get(timeout=HANG_S)
+    return answers.get(timeout=LIMIT_S)
 
 
 def test_a_fence_is_written_where_agents_of_its_fleet_read_it(homes):
@@ -59,7 +58,7 @@ def test_fences_of_two_fleets_for_a_job_of_one_name_are_apart(homes):
 def lowered(job, epoch):
     answers = queue.SimpleQueue()
     fences.lower_to(job, epoch, answers.put)
-    return answers.get(timeout=HANG_S)
+    return answers.get(timeout=LIMIT_S)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError
 from orchestrator.core.controller.commands import Launch
@@ -18,7 +19,6 @@ from orchestrator.runtime.files.data_moves import DataMoves
 from orchestrator.runtime.files.data_store import DataStore
 from workers.protocol.messages import Order
 
-HANG_S = 120.0
 NODES = ("a", "b", "c")
 
 
@@ -42,7 +42,7 @@ class Method:
     def _run(self):
         if self.name == "rendezvous_address":
             return "127.0.0.1", 1
-        self.actor.gates[self.name].wait(HANG_S)
+        self.actor.gates[self.name].wait(LIMIT_S)
         return True
 
 
@@ -55,7 +55,7 @@ def gates():
 def launcher(gates, monkeypatch, tmp_path):
     def answer(future: Future, what: str, timeout_s: float):
         try:
-            return future.result(HANG_S)
+            return future.result(LIMIT_S)
         except threading.BrokenBarrierError:
             raise FleetError(f"{what}: not all nodes were asked at once") from None
 
@@ -70,7 +70,7 @@ def launcher(gates, monkeypatch, tmp_path):
         agents.nodes = {name: Node(name, f"ray-{name}", 0.0) for name in NODES}
         for name in NODES:
             agents.start(name, f"ray-{name}")
-            assert made.acquire(timeout=HANG_S)
+            assert made.acquire(timeout=LIMIT_S)
         checkpoints = CheckpointService(agents)
         data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
         yield Launcher(agents, ServerCodeArchives(tmp_path / "packages"), checkpoints, data)

@@ -4,12 +4,10 @@ import sys
 import threading
 
 import pytest
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.errors import FleetError
 from orchestrator.runtime.agents.ray_calls import ClusterLeft, RayCalls
-
-PATIENCE_S = 180.0
 
 
 @pytest.fixture
@@ -22,16 +20,16 @@ def head():
 
 def test_a_call_returns_and_raises_as_it_would_alone():
     engine = RayCalls()
-    assert engine.call("add", lambda: 1 + 1, PATIENCE_S) == 2
+    assert engine.call("add", lambda: 1 + 1, LIMIT_S) == 2
     with pytest.raises(ZeroDivisionError):
-        engine.call("divide", lambda: 1 // 0, PATIENCE_S)
+        engine.call("divide", lambda: 1 // 0, LIMIT_S)
     assert engine.blocked() == [] and not engine.exhausted
 
 
 def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
     engine, undone = RayCalls(), []
     with pytest.raises(FleetError, match="not respond to the request to reserve"):
-        engine.call("reserve", lambda: head.wait(PATIENCE_S) and "a group", 0.01, undone.append)
+        engine.call("reserve", lambda: head.wait(LIMIT_S) and "a group", 0.01, undone.append)
     [late] = engine.blocked()
     assert late.name == "reserve" and late.waiting_s > 0.01
     head.set()
@@ -42,7 +40,7 @@ def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
 def test_asking_never_waits_also_when_every_thread_is_blocked(head):
     engine, answers = RayCalls(max_threads=2), []
     for n in range(5):
-        engine.submit(f"call {n}", lambda n=n: head.wait(PATIENCE_S) and n, 0.01, answers.append)
+        engine.submit(f"call {n}", lambda n=n: head.wait(LIMIT_S) and n, 0.01, answers.append)
     wait_for(lambda: len(engine.blocked()) == 5)
     assert engine.exhausted and answers == []
     head.set()
@@ -52,27 +50,27 @@ def test_asking_never_waits_also_when_every_thread_is_blocked(head):
 
 def test_others_go_on_while_one_call_is_blocked(head):
     engine = RayCalls(max_threads=2)
-    engine.submit("nodes", lambda: head.wait(PATIENCE_S), 0.01, lambda _: None)
-    assert [engine.call("other", lambda n=n: n, PATIENCE_S) for n in range(50)] == list(range(50))
+    engine.submit("nodes", lambda: head.wait(LIMIT_S), 0.01, lambda _: None)
+    assert [engine.call("other", lambda n=n: n, LIMIT_S) for n in range(50)] == list(range(50))
 
 
 def test_an_error_is_an_answer_too():
     engine, answers = RayCalls(), []
-    engine.submit("divide", lambda: 1 // 0, PATIENCE_S, answers.append)
+    engine.submit("divide", lambda: 1 // 0, LIMIT_S, answers.append)
     assert isinstance(wait_for(lambda: answers)[0], ZeroDivisionError)
 
 
 def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_replaced(head):
     engine, answers = RayCalls(max_threads=2), []
     for _ in range(3):
-        engine.submit("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
+        engine.submit("nodes", lambda: head.wait(LIMIT_S), 0.0, answers.append)
     wait_for(lambda: engine.exhausted)
     engine.abandon()
     assert [str(a) for a in answers] == [str(ClusterLeft("nodes"))] * 3
     assert engine.blocked() == [] and not engine.exhausted
-    assert engine.call("nodes", lambda: "of the next cluster", PATIENCE_S) == "of the next cluster"
+    assert engine.call("nodes", lambda: "of the next cluster", LIMIT_S) == "of the next cluster"
     head.set()
-    assert engine.call("nodes", lambda: "again", PATIENCE_S) == "again"
+    assert engine.call("nodes", lambda: "again", LIMIT_S) == "again"
     assert len(answers) == 3
 
 
@@ -81,7 +79,7 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
 
     def call():
         try:
-            engine.call("release devices", lambda: head.wait(PATIENCE_S), 0.3)
+            engine.call("release devices", lambda: head.wait(LIMIT_S), 0.3)
         except FleetError as e:
             told.append(str(e))
 
@@ -89,7 +87,7 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
     waiting.start()
     wait_for(lambda: engine._calls)
     engine.abandon()
-    waiting.join(PATIENCE_S)
+    waiting.join(LIMIT_S)
     assert not waiting.is_alive()
     assert told == ["the cluster was left during the call to release devices; try again"]
 
@@ -99,7 +97,7 @@ def test_a_call_knows_that_its_cluster_was_left(head):
     engine, left = RayCalls(), []
     engine.submit(
         "raise a fence",
-        lambda: (left.append(engine.is_left), head.wait(PATIENCE_S), left.append(engine.is_left)),
+        lambda: (left.append(engine.is_left), head.wait(LIMIT_S), left.append(engine.is_left)),
         1.0,
         str,
     )
@@ -107,7 +105,7 @@ def test_a_call_knows_that_its_cluster_was_left(head):
     engine.abandon()
     head.set()
     assert wait_for(lambda: len(left) == 2) and left == [False, True]
-    engine.call("raise a fence", lambda: left.append(engine.is_left), PATIENCE_S)
+    engine.call("raise a fence", lambda: left.append(engine.is_left), LIMIT_S)
     assert left[-1] is False
 
 

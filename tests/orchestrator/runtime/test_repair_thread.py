@@ -3,14 +3,12 @@
 import time
 
 import pytest
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.fleet import fleet_record
 from cluster.nodes.node_repair import RepairResult
 from orchestrator.runtime.controller import repair
 from orchestrator.runtime.controller.repair import RepairThread
-
-HANG_S = 120.0
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def after(looks):
         thread.start()
         wait_for(lambda: len(looks) >= count)
         thread.close()
-        thread.join(HANG_S)
+        thread.join(LIMIT_S)
 
     return run
 
@@ -85,7 +83,7 @@ def thread(monkeypatch, told):
     yield thread
     thread.close()
     if thread.ident:
-        thread.join(HANG_S)
+        thread.join(LIMIT_S)
 
 
 def test_a_node_that_is_to_be_started_again_is_ended_and_told_of_with_its_reason(thread, told):

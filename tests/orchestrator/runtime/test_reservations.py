@@ -4,13 +4,12 @@ import importlib
 import threading
 
 import pytest
-from patience import wait_for
+from patience import LIMIT_S, wait_for
 
 from cluster.errors import FleetError
 from orchestrator.runtime.agents import reservations
 from orchestrator.runtime.agents.ray_calls import RAY, ClusterLeft
 
-PATIENCE_S = 180.0
 SOON_S = 0.1
 
 
@@ -19,7 +18,7 @@ class RecordedGroup:
         self.head = head
 
     def wait(self, timeout_seconds):
-        assert self.head.created.wait(PATIENCE_S)
+        assert self.head.created.wait(LIMIT_S)
         return True
 
 
@@ -35,7 +34,7 @@ class RecordedHead:
     def find(self, place):
         self.asked += 1
         if not (self.gone and self.asked > 1):
-            assert self.answers.wait(PATIENCE_S)
+            assert self.answers.wait(LIMIT_S)
         return RecordedGroup(self) if place in self.standing else None
 
     def make(self, bundles, *, name, **_):
@@ -62,7 +61,7 @@ def head(monkeypatch):
     wait_for(lambda: not RAY._calls)
 
 
-def reserve(timeout_s=PATIENCE_S):
+def reserve(timeout_s=LIMIT_S):
     """As `reservations.reserve`, within another time."""
     make = reservations.reserve.__wrapped__
     return RAY.call(
@@ -70,7 +69,7 @@ def reserve(timeout_s=PATIENCE_S):
     )
 
 
-def release(timeout_s=PATIENCE_S):
+def release(timeout_s=LIMIT_S):
     return RAY.call("release", lambda: reservations.release_now("place"), timeout_s)
 
 
@@ -103,7 +102,7 @@ def test_what_was_reserved_too_late_stays_where_the_next_launch_has_it(head):
     following = threading.Thread(target=reserve)
     following.start()
     head.created.set()
-    following.join(PATIENCE_S)
+    following.join(LIMIT_S)
     wait_for(idle)
     assert "place" in head.standing
 
@@ -116,7 +115,7 @@ def test_a_release_that_was_given_up_takes_nothing_from_the_next_launch(head):
     following.start()
     head.answers.set()
     head.created.set()
-    following.join(PATIENCE_S)
+    following.join(LIMIT_S)
     wait_for(idle)
     assert "place" in head.standing and head.made == []
 
@@ -134,11 +133,11 @@ def test_a_call_to_a_cluster_that_was_left_keeps_nobody_in_the_next_one_waiting(
     head.created.set()
     told = []
     make = reservations.reserve.__wrapped__
-    RAY.submit("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), PATIENCE_S, told.append)
+    RAY.submit("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), LIMIT_S, told.append)
     wait_for(lambda: head.asked)
     RAY.abandon()
     assert isinstance(told[0], ClusterLeft)
-    assert reserve(PATIENCE_S / 2) is not None and len(head.made) == 1
+    assert reserve(LIMIT_S / 2) is not None and len(head.made) == 1
     head.answers.set()
     wait_for(lambda: not reservations._LOCKS.lock("place").locked())
     assert "place" in head.standing

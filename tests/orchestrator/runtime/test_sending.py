@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError, PolyfleetError
 from cluster.serialization import from_plain
@@ -23,8 +24,6 @@ from orchestrator.runtime.files.code_archives import PIECE_BYTES
 from orchestrator.runtime.files.code_archives import ServerCodeArchives as ServerPackages
 from workers.errors import ControllerSuperseded, EpochPast
 from workers.storage.code_archives import NodeCodeArchives as NodePackages
-
-HANG_S = 120.0
 
 
 class Calls:
@@ -77,7 +76,7 @@ def test_two_launches_send_the_same_archive_to_a_node_one_after_the_other(large,
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(HANG_S)
+        thread.join(LIMIT_S)
     assert (errors, node.has(sha), calls.pieces) == ([], True, 3)
 
 
@@ -115,7 +114,7 @@ class ArchiveProcess:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(HANG_S)
+        self.process.wait(LIMIT_S)
 
     def close(self):
         self.kill()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from memory_store import memory_store
+from patience import LIMIT_S
 from recorded_agents import RecordedAgents
 
 from cluster.errors import FleetError
@@ -32,7 +33,6 @@ from workers.node.node_files import NodeFiles
 from workers.storage.job_file_mirror import JobFileMirror
 
 URI = "memory://bucket/runs"
-LIMIT_S = 60.0
 
 
 class Files(NodeFiles):

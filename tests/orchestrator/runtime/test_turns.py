@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import FleetError
 from cluster.fleet import fleet_record
@@ -20,7 +21,6 @@ from orchestrator.store.events import database_setting
 from orchestrator.store.events.event_store import EventStore
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
-HANG_S = 120.0
 
 
 def failing(call, when, code):
@@ -154,7 +154,7 @@ def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, m
     stop = agent.stop
 
     def slowly(*arguments):
-        held.wait(HANG_S)
+        held.wait(LIMIT_S)
         stop(*arguments)
         told.append(f"stopped on {node}")
 

@@ -4,13 +4,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.fleet import fleet_record
 from orchestrator.store.events import writer
 from orchestrator.store.events.unit_of_work import UnitOfWork
 from orchestrator.verbs import jobs
-
-HANG_S = 120.0
 
 
 @pytest.fixture
@@ -21,11 +20,11 @@ def stuck(live, monkeypatch):
     def slow():
         if threading.current_thread().name == "controller" and not go_on.is_set():
             reached.set()
-            assert go_on.wait(HANG_S)
+            assert go_on.wait(LIMIT_S)
         return read()
 
     monkeypatch.setattr(fleet_record, "read", slow)
-    assert reached.wait(HANG_S)
+    assert reached.wait(LIMIT_S)
     yield go_on
     go_on.set()
 
@@ -77,18 +76,18 @@ def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_w
 
     def disk(_):
         reached.set()
-        assert answers.wait(HANG_S)
+        assert answers.wait(LIMIT_S)
 
     spec = {"spec": {"task": "run", "name": "j", "command": ["true"]}}
     with ThreadPoolExecutor(2) as threads:
         write = threads.submit(live.service.store._writer.submit, UnitOfWork(action=disk))
-        assert reached.wait(HANG_S)
+        assert reached.wait(LIMIT_S)
         stopped = threads.submit(asked, live, f"/v1/jobs/{running}/cancel", {})
         with live.http as client:
             refused = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
-            busy = stopped.result(HANG_S)
+            busy = stopped.result(LIMIT_S)
             answers.set()
-            write.result(HANG_S)
+            write.result(LIMIT_S)
             again = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
         cancelled = asked(live, f"/v1/jobs/{running}/cancel", {})
     for answer in (refused, busy):

@@ -4,14 +4,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import LIMIT_S
 
 from orchestrator.core.jobs.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store.events import event_store, idempotency, writer
 from orchestrator.store.events.idempotency import IdempotentRequest, StoredResponse
 from orchestrator.store.events.unit_of_work import CommitPending, StoreBusy, UnitOfWork
-
-HANG_S = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,7 @@ class Disk:
 
     def __call__(self, *_):
         self.reached.set()
-        assert self.answers.wait(HANG_S)
+        assert self.answers.wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -54,12 +53,12 @@ def accepted(job):
 
 def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored(store, disk, threads):
     blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
-    assert disk.reached.wait(HANG_S)
+    assert disk.reached.wait(LIMIT_S)
     with pytest.raises(StoreBusy, match=r"has not finished earlier writes after 0 s; nothing was stored"):
         store.append([Event("j", "started", 1, 1.0, {})])
     assert store.state().error.startswith("a write has not ended for ")
     disk.answers.set()
-    blocked.result(HANG_S)
+    blocked.result(LIMIT_S)
     store.append([Event("k", "started", 1, 1.0, {})])
     assert [e.job for e in store.read(0)] == ["k"]
 
@@ -70,7 +69,7 @@ def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effec
     with pytest.raises(CommitPending, match="with the same key: the request then counts once"):
         store.idempotent("key", "digest", lambda: accepted("k"), disk)
     disk.answers.set()
-    monkeypatch.setattr(idempotency, "MAX_WAIT_S", HANG_S)
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", LIMIT_S)
     assert store.idempotent("key", "digest", lambda: accepted("l")) == {"id": "j"}
     assert [e.job for e in store.read(0)] == ["j"]
 
@@ -81,38 +80,38 @@ def test_a_key_that_is_in_use_for_long_does_not_refuse_other_requests_of_a_batch
 
     def slow():
         begun.set()
-        assert go_on.wait(HANG_S)
+        assert go_on.wait(LIMIT_S)
         return StoredResponse({"id": "slow"})
 
     first = threads.submit(store.idempotent, "key", "digest", slow)
-    assert begun.wait(HANG_S)
+    assert begun.wait(LIMIT_S)
     batch = [IdempotentRequest(key, "digest", lambda: StoredResponse({"id": "new"})) for key in ("key", "other")]
     refused, stored = store.idempotent_each(batch)
     assert isinstance(refused, CommitPending) and "has not ended after" in str(refused)
     assert stored == {"id": "new"}
     go_on.set()
-    assert first.result(HANG_S) == {"id": "slow"}
+    assert first.result(LIMIT_S) == {"id": "slow"}
     assert store.idempotent("key", "digest", slow) == {"id": "slow"}
 
 
 def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads):
     """The controller: with an error in place of an answer it would do the same thing again."""
     told = threads.submit(store._writer.submit, UnitOfWork(action=disk))
-    assert disk.reached.wait(HANG_S)
+    assert disk.reached.wait(LIMIT_S)
     with pytest.raises(TimeoutError):
         told.result(0.5)
     disk.answers.set()
-    assert told.result(HANG_S) is None
+    assert told.result(LIMIT_S) is None
 
 
 def test_a_store_is_closed_in_time_although_a_write_does_not_end(open_store, disk, threads, monkeypatch, caplog):
     monkeypatch.setattr(writer, "CLOSE_S", 0.2)
     store = open_store()
     blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
-    assert disk.reached.wait(HANG_S)
+    assert disk.reached.wait(LIMIT_S)
     store.close()
     assert "does not end; this process exits without waiting for it" in caplog.text
     disk.answers.set()
-    blocked.result(HANG_S)
-    monkeypatch.setattr(writer, "CLOSE_S", HANG_S)
+    blocked.result(LIMIT_S)
+    monkeypatch.setattr(writer, "CLOSE_S", LIMIT_S)
     store.close()

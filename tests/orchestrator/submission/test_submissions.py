@@ -5,6 +5,7 @@ import sqlite3
 import threading
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError, SpecError, UserError
 from orchestrator import limits
@@ -20,7 +21,6 @@ from orchestrator.store.events import writer as store_writer
 from orchestrator.store.events.unit_of_work import make_metrics_row
 from orchestrator.verbs import jobs
 
-HANG_S = 120.0
 RUN = {"task": "run", "command": "true", "name": "hello"}
 ON_TPU = {**RUN, "resources": {"accelerators": "tpu:emulated"}}
 ON_V5P = {**RUN, "resources": {"accelerators": "tpu:v5p"}}
@@ -215,7 +215,7 @@ def test_a_job_that_others_see_is_known_to_the_controller_although_its_request_i
 
     def held_up(work, lines):
         if any(event.job.startswith("second") for unit in work for event in unit.events):
-            go_on.wait(HANG_S)
+            go_on.wait(LIMIT_S)
         commit(work, lines)
 
     monkeypatch.setattr(store_writer, "MAX_GROUP_EVENTS", 1)
@@ -251,7 +251,7 @@ class Asking(threading.Thread):
             self.told = e
 
     def answer(self):
-        self.join(HANG_S)
+        self.join(LIMIT_S)
         assert not isinstance(self.told, Exception), self.told
         return self.told
 

@@ -9,10 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from workers.storage import folder_removal
-
-HANG_S = 30.0
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def removed(folder):
     folder_removal.remove(folder)
     for thread in threading.enumerate():
         if thread.name == "removal":
-            thread.join(HANG_S)
+            thread.join(LIMIT_S)
     return sorted(path.name for path in folder.parent.iterdir())
 
 

@@ -6,10 +6,9 @@ import select
 import threading
 
 import pytest
+from patience import LIMIT_S
 
 from workers.protocol import wakeup_pipe
-
-PATIENCE_S = 60.0
 
 
 def test_a_ring_while_the_owner_goes_away_closes_nothing_that_is_still_written_to(tmp_path):
@@ -23,7 +22,7 @@ def test_a_ring_while_the_owner_goes_away_closes_nothing_that_is_still_written_t
     thread.join(0.2)  # with the fault, it closes the descriptor now
     assert thread.is_alive()
     wakeup_pipe._end_thread(descriptor, woken)
-    thread.join(PATIENCE_S)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
@@ -38,10 +37,10 @@ def test_the_thread_ends_when_its_owner_is_collected(tmp_path):
     wakeup_pipe.watch(tmp_path, owner, lambda it: it.heard.set())
     [thread] = set(threading.enumerate()) - before
     wakeup_pipe.notify(tmp_path)
-    assert Owner.heard.wait(PATIENCE_S)
+    assert Owner.heard.wait(LIMIT_S)
     owner = None
     gc.collect()
-    thread.join(PATIENCE_S)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 

@@ -9,7 +9,7 @@ import time
 import zipfile
 
 import pytest
-from patience import PATIENCE, wait_for
+from patience import LIMIT_S, PATIENCE, wait_for
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.serialization import from_plain
@@ -19,8 +19,6 @@ from workers.protocol import lease
 from workers.protocol.messages import PROTOCOL, AttemptStatus, Order
 from workers.storage.checkpoint_mirror import CheckpointMirror
 from workers.storage.pool_storage import PoolStorage
-
-DEADLINE_S = 180.0
 
 
 def order(job="j", command=("true",), **more):
@@ -53,13 +51,13 @@ def agent(make):
 
 def ended(agent, job="j", epoch=1):
     """The report of an attempt's end, reached by long polls as a controller makes them."""
-    known, deadline = {}, time.monotonic() + DEADLINE_S
+    known, deadline = {}, time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         for report in agent.poll(1, {}, known, 1.0)["reports"]:
             known[f"{report['job']}.{report['epoch']}.{report['node_rank']}"] = report["phase"]
             if (report["job"], report["epoch"], report["phase"]) == (job, epoch, "ended"):
                 return AttemptStatus.parse(report)
-    raise AssertionError(f"{job} did not end within {DEADLINE_S} s: {known}")
+    raise AssertionError(f"{job} did not end within {LIMIT_S} s: {known}")
 
 
 def test_an_agent_introduces_its_node(agent, tmp_path):
@@ -108,7 +106,7 @@ def test_the_reply_with_an_end_says_that_its_checkpoints_may_not_be_uploaded_yet
         known.update({f"{r['job']}.{r['epoch']}.{r['node_rank']}": r["phase"] for r in reply["reports"]})
         return reply if "ended" in known.values() else None
 
-    assert wait_for(reply_with_end, limit_s=DEADLINE_S)["facts"]["pending_uploads"] == 1
+    assert wait_for(reply_with_end, limit_s=LIMIT_S)["facts"]["pending_uploads"] == 1
     mirror.upload_due()
     assert mirror.pending_uploads == 0
 

@@ -43,7 +43,6 @@ def train(ctx):
         time.sleep(0.01)
     ctx.checkpoint.save(2, {"model": model}, asynchronous=False)
 """
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def give(tmp_path, **said):
 def facts(agent):
     """What the next watch tells of the node, which is due at once."""
     until(lambda: agent._facts_sent_s == float("-inf"), "there is news of the node", agent)
-    return agent.poll(1, {}, {"j.1.0": "running"}, PATIENCE_S)["facts"]
+    return agent.poll(1, {}, {"j.1.0": "running"}, LIMIT_S)["facts"]
 
 
 def ended(agent):

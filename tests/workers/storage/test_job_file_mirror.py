@@ -11,6 +11,7 @@ import time
 
 import pytest
 from memory_store import memory_store
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError
 from cluster.input.folder_access import PIECE_BYTES, FolderTree, digest
@@ -21,7 +22,6 @@ from workers.storage.job_files import JobFiles
 from workers.storage.pool_storage import PoolStorage
 
 URI = "memory://bucket/runs"
-LIMIT_S = 60.0
 
 
 @pytest.fixture

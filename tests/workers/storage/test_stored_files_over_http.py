@@ -5,11 +5,11 @@ import subprocess
 import sys
 import time
 
+from patience import LIMIT_S
+
 from workers.checkpoint.tools import CODE
 from workers.storage.job_file_mirror import JobFileMirror
 from workers.storage.pool_storage import PoolStorage
-
-LIMIT_S = 120.0
 
 
 def mirror(tmp_path, name, uri, *ended):
