@@ -202,14 +202,14 @@ def fleet_lock(purpose: bytes = b"", progress: Progress | None = None) -> Iterat
     with open_private(home() / "fleet.lock") as lock:
         while not file_lock.acquire(lock):
             is_other_command = os.pread(lock.fileno(), len(REPAIR_MARK), 0) != REPAIR_MARK
+            if progress and is_other_command:
+                progress("waiting for another `polyfleet up` or `down` to end")
+                progress = None
             if purpose == REPAIR_MARK or time.monotonic() - started_s > WAIT_S:
                 raise Conflict(
                     "another `polyfleet up` or `down` is running for this home",
                     "wait until it ends, then run the command again",
                 )
-            if progress and is_other_command:
-                progress("waiting for another `polyfleet up` or `down` to end")
-                progress = None
             time.sleep(0.05)
         os.ftruncate(lock.fileno(), 0)
         os.pwrite(lock.fileno(), purpose, 0)

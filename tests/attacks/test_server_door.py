@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 NOBODY = 65534
-HEAD_LIMITS_S = (0.5, 4.0, 16.0)
+LIMITS_S = (0.5, 4.0, 16.0)
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 TAKING = """
 import os, socket, sys, threading, time
@@ -146,7 +146,6 @@ def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(hom
 
 def test_who_listens_on_the_port_without_knowing_the_token_is_not_sent_it(home, rogue, wait_until, monkeypatch):
     """As where the system does not tell the user of a port."""
-    monkeypatch.setattr(server_authentication, "TIMEOUT_S", 0.5)
     server = daemon.start_server(home, 0)
     token = tokens.read(home / "token")
     with http.Client(server.url, token) as by_port:
@@ -155,6 +154,7 @@ def test_who_listens_on_the_port_without_knowing_the_token_is_not_sent_it(home, 
         thief = rogue(0, server.port, home / "elsewhere.sock")
         assert thief.stdout is not None
         assert thief.stdout.readline() == "took both\n"
+        monkeypatch.setattr(server_authentication, "TIMEOUT_S", 0.5)
         with pytest.raises(FleetError, match="did not respond in time"):
             by_port.jobs.list()
     heard = said(thief)
@@ -300,15 +300,15 @@ def dribbled(port: int, first: bytes, piece: bytes) -> int:
 
 
 @pytest.fixture
-def is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes, bytes], bool]:
+def is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     """Whether the server takes pieces for a while, and then no more."""
 
-    def ends(first: bytes, piece: bytes) -> bool:
+    def ends(first: bytes, piece: bytes, limit: str = "HEAD_S") -> bool:
         def pieces(limit_s: float) -> int:
-            monkeypatch.setattr(connection_limits, "HEAD_S", limit_s)
+            monkeypatch.setattr(connection_limits, limit, limit_s)
             return dribbled(port, first, piece)
 
-        return bool(sufficient_limit(pieces, lambda number: number > 1, HEAD_LIMITS_S))
+        return bool(sufficient_limit(pieces, lambda number: number > 1, LIMITS_S))
 
     return ends
 
@@ -363,13 +363,12 @@ def test_of_requests_sent_without_waiting_for_answers_only_a_few_are_kept(port, 
     assert (answers.count(b"HTTP/1.1 200") == count) is is_served
 
 
-def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(port, monkeypatch):
-    monkeypatch.setattr(connection_limits, "BODY_S", 0.5)
+def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(is_cut_off, port):
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {'t' * 64}\r\n"
         "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
     )
-    assert dribbled(port, head.encode(), b" ") > 1
+    assert is_cut_off(head.encode(), b" ", "BODY_S")
 
 
 def test_idle_streams_hold_no_threads_and_do_not_keep_others_waiting(shared_home, running):

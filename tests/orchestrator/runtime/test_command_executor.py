@@ -169,11 +169,11 @@ def test_the_fence_of_a_job_does_not_wait_for_that_of_another(carrier, head, tol
 
 
 def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, head, told, monkeypatch):
-    monkeypatch.setattr(fences, "LIMIT_S", 0.05)
     thawed = head.freeze("job")
     carrier.execute(c.Fence("job", 2))
     wait_for(lambda: head.reads)
-    with pytest.raises(FleetError, match="has not answered yet"):
+    with monkeypatch.context() as short, pytest.raises(FleetError, match="has not answered yet"):
+        short.setattr(fences, "LIMIT_S", 0.05)
         fences.acquire("job", 9, is_ours=False)
     thawed.set()
     assert told.get(timeout=LIMIT_S) == m.FenceAnswered("job", 2, 2)

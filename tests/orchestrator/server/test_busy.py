@@ -88,6 +88,7 @@ def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_w
             busy = stopped.result(LIMIT_S)
             answers.set()
             write.result(LIMIT_S)
+            monkeypatch.setattr(writer, "WAIT_S", LIMIT_S)
             again = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
         cancelled = asked(live, f"/v1/jobs/{running}/cancel", {})
     for answer in (refused, busy):

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from patience import LIMIT_S
@@ -14,10 +15,24 @@ from orchestrator.store.events.unit_of_work import CommitPending, StoreBusy, Uni
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(writer, "WAIT_S", 0.1)
-    monkeypatch.setattr(idempotency, "MAX_WAIT_S", 0.2)
+def limits(monkeypatch):
+    monkeypatch.setattr(writer, "WAIT_S", LIMIT_S)
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", LIMIT_S)
     monkeypatch.setattr(event_store, "WRITING_LATE_S", 0.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Within it, the store waits for tenths of a second."""
+
+    @contextmanager
+    def short():
+        with monkeypatch.context() as patched:
+            patched.setattr(writer, "WAIT_S", 0.1)
+            patched.setattr(idempotency, "MAX_WAIT_S", 0.2)
+            yield
+
+    return short
 
 
 class Disk:
@@ -51,10 +66,10 @@ def accepted(job):
     )
 
 
-def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored(store, disk, threads):
+def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored(store, disk, threads, impatient):
     blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
     assert disk.reached.wait(LIMIT_S)
-    with pytest.raises(StoreBusy, match=r"has not finished earlier writes after 0 s; nothing was stored"):
+    with impatient(), pytest.raises(StoreBusy, match=r"has not finished earlier writes after 0 s; nothing was stored"):
         store.append([Event("j", "started", 1, 1.0, {})])
     assert store.state().error.startswith("a write has not ended for ")
     disk.answers.set()
@@ -63,19 +78,18 @@ def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored
     assert [e.job for e in store.read(0)] == ["k"]
 
 
-def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effect(store, disk, monkeypatch):
-    (told,) = store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
-    assert isinstance(told, CommitPending) and "it may be stored" in str(told)
-    with pytest.raises(CommitPending, match="with the same key: the request then counts once"):
-        store.idempotent("key", "digest", lambda: accepted("k"), disk)
+def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effect(store, disk, impatient):
+    with impatient():
+        (told,) = store.idempotent_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
+        assert isinstance(told, CommitPending) and "it may be stored" in str(told)
+        with pytest.raises(CommitPending, match="with the same key: the request then counts once"):
+            store.idempotent("key", "digest", lambda: accepted("k"), disk)
     disk.answers.set()
-    monkeypatch.setattr(idempotency, "MAX_WAIT_S", LIMIT_S)
     assert store.idempotent("key", "digest", lambda: accepted("l")) == {"id": "j"}
     assert [e.job for e in store.read(0)] == ["j"]
 
 
 def test_a_key_that_is_in_use_for_long_does_not_refuse_other_requests_of_a_batch(store, threads, monkeypatch):
-    monkeypatch.setattr(idempotency, "MAX_WAIT_S", 1.0)
     begun, go_on = threading.Event(), threading.Event()
 
     def slow():
@@ -85,21 +99,24 @@ def test_a_key_that_is_in_use_for_long_does_not_refuse_other_requests_of_a_batch
 
     first = threads.submit(store.idempotent, "key", "digest", slow)
     assert begun.wait(LIMIT_S)
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", 0.2)
     batch = [IdempotentRequest(key, "digest", lambda: StoredResponse({"id": "new"})) for key in ("key", "other")]
     refused, stored = store.idempotent_each(batch)
     assert isinstance(refused, CommitPending) and "has not ended after" in str(refused)
     assert stored == {"id": "new"}
+    monkeypatch.setattr(idempotency, "MAX_WAIT_S", LIMIT_S)
     go_on.set()
     assert first.result(LIMIT_S) == {"id": "slow"}
     assert store.idempotent("key", "digest", slow) == {"id": "slow"}
 
 
-def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads):
+def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads, impatient):
     """The controller: with an error in place of an answer it would do the same thing again."""
-    told = threads.submit(store._writer.submit, UnitOfWork(action=disk))
-    assert disk.reached.wait(LIMIT_S)
-    with pytest.raises(TimeoutError):
-        told.result(0.5)
+    with impatient():
+        told = threads.submit(store._writer.submit, UnitOfWork(action=disk))
+        assert disk.reached.wait(LIMIT_S)
+        with pytest.raises(TimeoutError):
+            told.result(0.5)
     disk.answers.set()
     assert told.result(LIMIT_S) is None
 
