@@ -369,6 +369,33 @@ def test_what_a_victim_holds_beyond_the_need_serves_the_next_job(w):
     assert decided.why_not["u2"][0, ""] == f"waits for attempts that are stopping on {node.id}"
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_no_attempt_stops_for_a_job_where_a_job_ahead_of_it_would_get_its_devices(w, full):
+    """Else another one stops for it in the next plan, and the first has stopped for a job that still cannot start."""
+    a, b = w.devices("a", 2, free=()), w.devices("b", 1, free=())
+    running = [
+        w.running("pinned", (a.id, (0,)), preemptible=False),
+        w.running("low", (a.id, (1,))),
+        w.running("other", (b.id, (0,)), priority=1),
+    ]
+    jobs = [w.job("gang", count=2, priority=5), w.job("next", priority=2)]
+    decided = plan(w.snapshot([a, b], jobs, running), full=full)
+    assert [(p.victim, p.job) for p in decided.preempt] == [("other", "next")]
+    assert decided.why_not["gang"][0, ""] == f"waits for 2 devices on {a.id}, held by low, pinned"
+
+
+def test_what_a_victim_holds_beyond_what_a_job_ahead_misses_serves_the_next_job(w):
+    a, b = w.devices("a", 2, free=()), w.devices("b", 1, free=())
+    low, pinned = w.running("low", (a.id, (0, 1))), w.running("pinned", (b.id, (0,)), preemptible=False)
+    gang, following = w.job("gang", w.want(nodes=2), priority=5), w.job("next", priority=2)
+    decided = plan(w.snapshot([a, b], [gang, following], [low, pinned]))
+    assert [(p.victim, p.job) for p in decided.preempt] == [("low", "next")]
+    stopping = replace(low, stopping=True)
+    again = plan(w.snapshot([a, b], [gang, following], [stopping, pinned], memory=decided.memory))
+    assert again.preempt == ()
+    assert again.why_not["next"][0, ""] == f"waits for attempts that are stopping on {a.id}"
+
+
 def test_one_wide_victim_is_stopped_for_a_gang_over_its_nodes(w):
     a, b = w.devices("a", 2, free=()), w.devices("b", 2, free=())
     running = [w.running("wide", (a.id, (0, 1)), (b.id, (0, 1))), w.running("small", (a.id, (0,)), priority=1)]

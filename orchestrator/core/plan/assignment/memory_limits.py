@@ -33,6 +33,7 @@ class Obtainable:
             for devices_id, numbers in attempt.allocation:
                 if devices_id in devices:
                     devices[devices_id] += len(numbers)
+        devices = {devices_id: max(0, number) for devices_id, number in devices.items()}
         left = {host: size_bytes + memory.freeing_bytes[host] for host, size_bytes in memory.free_bytes.items()}
         for attempt in stopping if left else ():
             for host, size_bytes in memory.allocated_bytes(attempt).items():

@@ -2,7 +2,8 @@
 
 The rule is simple on purpose. A blocked job reserves devices at one place that could serve it: the one with the fewest
 missing devices. No job after it in the policy's order gets those devices, so the number missing falls with every
-attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it.
+attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it. For those, only what
+an attempt frees beyond the devices missing there counts: nothing stops for a job that would not get its devices.
 
 Which attempts stop for it is decided in victims.py. They stop only if the job then fits, and no more of them than
 necessary. For a job that lacks quota, and for which no attempt of its project may stop, the rest of the quota is
@@ -172,7 +173,7 @@ def _reserve_in(request: DeviceRequest, nodes: list[Devices]) -> Reservation:
     for victim in victims:
         available.add(victim, 1)
     fullest = available.fullest(nodes, count, request.capacity.waits_on.get(job.id, ()))[: request.nodes]
-    missing = sum(count - gets for _, gets in fullest)
+    missing = sum(count - max(0, gets) for _, gets in fullest)
     short = [machine(have) for have, gets in fullest if available.lacks_memory(have.id, count, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
     elsewhere = "memory of its machine" if all(map(available.is_useful, victims)) else "the quota of its project"

@@ -29,7 +29,8 @@ class FreeCapacity:
     """Capacity that is still available to the jobs of one plan.
 
     `devices`: their `free` excludes allocated and reserved devices. `soon`: devices of attempts that are stopping.
-    `reserved`: number of reserved devices by devices id and job. `waits_on`: what blocked jobs waited for.
+    `reserved`: number of reserved devices by devices id and job. `missing`: number of devices that blocked jobs still
+    miss, by devices id; they get the next ones that become free there. `waits_on`: what blocked jobs waited for.
     `version` grows with every change; while it is the same, a job that did not fit still does not fit.
     """
 
@@ -39,6 +40,7 @@ class FreeCapacity:
         self.memory = HostMemory(self.devices, self.running.values())
         self.freeing: dict[str, Numbers] = {}
         self.reserved: dict[str, dict[str, int]] = {}
+        self.missing: dict[str, int] = {}
         self.waits_on = snapshot.memory.waits_on
         self.version = 0
         self._lower_priority: dict[int, list[Running]] = {}
@@ -112,8 +114,11 @@ class FreeCapacity:
         return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})
 
     def available_soon(self, devices_id: str) -> int:
-        """Return the number of devices that are free or will be once stopping attempts have ended."""
-        return len(self.devices[devices_id].free) + len(self.freeing.get(devices_id, ()))
+        """Return the number of devices that are free or will be once stopping attempts have ended, less those that
+        blocked jobs miss there: if it is negative, so many more must become free before another job gets one.
+        """
+        freeing = len(self.freeing.get(devices_id, ()))
+        return len(self.devices[devices_id].free) + freeing - self.missing.get(devices_id, 0)
 
     def reserve(self, job: str, want: Candidate, devices_id: str, count: int) -> None:
         """Reserve `count` devices for a waiting job.
@@ -129,6 +134,8 @@ class FreeCapacity:
         if idle:
             self._remove(devices_id, idle)
             self.reserved.setdefault(devices_id, {})[job] = len(idle)
+        if missing := count - min(count, len(soon)) - len(idle):
+            self.missing[devices_id] = self.missing.get(devices_id, 0) + missing
 
     def reservation_note(self, devices_id: str) -> str:
         """Return an addition to a refusal that names the jobs for which free devices are reserved."""
