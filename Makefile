@@ -1,6 +1,6 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
-#   make test    the tests that every change must pass: unit and contract tests, one real fleet; 10 to 20 minutes on 2 cores
+#   make test    the tests that every change must pass: unit and contract tests, one real fleet; 8 to 20 minutes on 2 cores
 #   make test-all  the slow tests that `make test` leaves out: lost heads, several machines, the demo, whole benchmarks;
 #                15 to 40 minutes on 2 cores
 #   make flaky   repeat the tests of a tier in random order under load, to find those that fail sometimes; N=20 TIER=gate,
