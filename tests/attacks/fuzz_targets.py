@@ -84,9 +84,9 @@ def _manifest(data: bytes, folder: Path) -> object:
 
     try:
         told = json.loads(data)
-        told["digest"] = manifest_digest(told)
-        data = json.dumps(told).encode()
-    except (ValueError, TypeError, KeyError, RecursionError):
+        if isinstance(told, dict):
+            data = json.dumps(told | {"digest": manifest_digest(told)}).encode()
+    except (ValueError, TypeError, RecursionError):
         pass
     return parse_manifest(data, "MANIFEST.json")
 
