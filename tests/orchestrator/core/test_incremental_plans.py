@@ -239,11 +239,11 @@ def awaited(memory: PlanMemory) -> dict[str, object]:
 @settings(max_examples=200, deadline=None, suppress_health_check=ANYTHING)
 @given(seen=priced(), full=st.booleans())
 def test_a_plan_that_was_carried_out_leaves_nothing_to_start_or_stop(seen, full):
-    """Unless a job now waits elsewhere, where an attempt that stops has left fewer devices missing.
+    """Unless a blocked job now waits elsewhere, where it lacks fewer devices because of an attempt that stops.
 
-    What starts may follow: devices of an attempt that stops replace free ones that were reserved, and a policy that
-    values jobs may order those that are left anew. Which jobs starve depends on the drains of an earlier plan: they are
-    the same before both plans.
+    Two kinds of plans may leave jobs to start. After stops, devices of a stopping attempt replace free ones that were
+    reserved. After starts, a policy that values jobs may change the order of the remaining ones. Both plans get the
+    same drains, which decide which jobs starve.
     """
     seen = replace(seen, memory=replace(seen.memory, drains_s=plan(seen, full=True).memory.drains_s))
     done = plan(seen, full=full)

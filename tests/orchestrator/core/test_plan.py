@@ -371,7 +371,7 @@ def test_what_a_victim_holds_beyond_the_need_serves_the_next_job(w):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_no_attempt_stops_for_a_job_where_a_job_ahead_of_it_would_get_its_devices(w, full):
-    """Else another one stops for it in the next plan, and the first has stopped for a job that still cannot start."""
+    """The next plan would stop another one for that job, because it still could not start."""
     a, b = w.devices("a", 2, free=()), w.devices("b", 1, free=())
     running = [
         w.running("pinned", (a.id, (0,)), preemptible=False),

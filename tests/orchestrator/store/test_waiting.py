@@ -23,7 +23,7 @@ def limits(monkeypatch):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Within it, the store waits for tenths of a second."""
+    """`with impatient():` the store waits for 0.1 and 0.2 s only."""
 
     @contextmanager
     def short():

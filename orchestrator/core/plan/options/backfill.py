@@ -2,8 +2,8 @@
 
 The rule is simple on purpose. A blocked job reserves devices at one place that could serve it: the one with the fewest
 missing devices. No job after it in the policy's order gets those devices, so the number missing falls with every
-attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it. For those, only what
-an attempt frees beyond the devices missing there counts: nothing stops for a job that would not get its devices.
+attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it. Attempts stop
+for a job after it only if they free more devices there than the gang still lacks: the first ones go to the gang.
 
 Which attempts stop for it is decided in victims.py. They stop only if the job then fits, and no more of them than
 necessary. For a job that lacks quota, and for which no attempt of its project may stop, the rest of the quota is

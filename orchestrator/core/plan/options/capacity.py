@@ -28,9 +28,9 @@ class CandidateNodes:
 class FreeCapacity:
     """Capacity that is still available to the jobs of one plan.
 
-    `devices`: their `free` excludes allocated and reserved devices. `soon`: devices of attempts that are stopping.
+    `devices`: their `free` excludes allocated and reserved devices. `freeing`: devices of attempts that are stopping.
     `reserved`: number of reserved devices by devices id and job. `missing`: number of devices that blocked jobs still
-    miss, by devices id; they get the next ones that become free there. `waits_on`: what blocked jobs waited for.
+    lack, by devices id: the next devices that become free there are theirs. `waits_on`: what blocked jobs waited for.
     `version` grows with every change; while it is the same, a job that did not fit still does not fit.
     """
 
@@ -114,8 +114,8 @@ class FreeCapacity:
         return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})
 
     def available_soon(self, devices_id: str) -> int:
-        """Return the number of devices that are free or will be once stopping attempts have ended, less those that
-        blocked jobs miss there: if it is negative, so many more must become free before another job gets one.
+        """Return the number of devices that are free, or will be once stopping attempts have ended, minus the number
+        that blocked jobs still lack there. It is negative if these jobs will lack devices even then.
         """
         freeing = len(self.freeing.get(devices_id, ()))
         return len(self.devices[devices_id].free) + freeing - self.missing.get(devices_id, 0)
@@ -134,7 +134,7 @@ class FreeCapacity:
         if idle:
             self._remove(devices_id, idle)
             self.reserved.setdefault(devices_id, {})[job] = len(idle)
-        if missing := count - min(count, len(soon)) - len(idle):
+        if (missing := count - len(soon) - len(idle)) > 0:
             self.missing[devices_id] = self.missing.get(devices_id, 0) + missing
 
     def reservation_note(self, devices_id: str) -> str:
