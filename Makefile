@@ -4,7 +4,8 @@
 #   make test-all  the slow tests that `make test` leaves out: lost heads, several machines, the demo, whole benchmarks;
 #                15 to 40 minutes on 2 cores
 #   make flaky   repeat the tests of a tier in random order under load, to find those that fail sometimes; N=20 TIER=gate,
-#                TESTS="tests/cluster tests/test_runs.py" a part of them, FLAKY="-o FILE" adds the runs to FILE
+#                TESTS="tests/cluster tests/test_runs.py" a part of them, FLAKY="-o FILE --at-once 3" adds the runs to FILE,
+#                three of them at a time
 #   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 35 minutes,
 #                CHAOS="-o FILE" keeps its figures, "-o FILE --resume" goes on; see docs/reliability.md
 #   make simulate  the controller in virtual time under faults; SEED=0 EVENTS=10000000

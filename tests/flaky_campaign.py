@@ -1,13 +1,14 @@
 """`make flaky`: runs a tier of tests several times, in random order and under load, to find tests that fail sometimes.
 
-    python tests/flaky_campaign.py [--runs 20] [--tier gate] [--seed 1] [-o FILE] [TESTS...]
+    python tests/flaky_campaign.py [--runs 20] [--tier gate] [--at-once 1] [--seed 1] [-o FILE] [TESTS...]
     python tests/flaky_campaign.py --runs 0 -o FILE
 
-TESTS are folders and files; without them the whole tier is run. Two busy loops per core run beside each run, and every
-limit of the tests is three times as long. A run's seed is printed; POLYFLEET_TESTS_SEED=SEED repeats its order. Failed
-tests are not repeated. FILE gets each run when it ends: commit, machine, seconds, TESTS and failures. A tier can so be
-run in parts, on several days. The tables at the end are of all runs in FILE: which tests failed, and how often each
-file of the tier has been run. Exit code 1 if a run of this call failed.
+TESTS are folders and files; without them the whole tier is run. Two busy loops per core run beside the tests, and every
+limit of the tests is three times as long. Several runs at once are more load, and take less time in all. A run's seed
+is printed; POLYFLEET_TESTS_SEED=SEED repeats its order. Failed tests are not repeated. FILE gets each run when it ends:
+commit, machine, seconds, TESTS and failures. A tier can so be run in parts, on several days. The tables at the end are
+of all runs in FILE: which tests failed, and how often each file of the tier has been run. Exit code 1 if a run of this
+call failed.
 """
 
 import argparse
@@ -16,13 +17,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tiers
@@ -36,6 +38,8 @@ while True:
     pass
 """
 PATIENCE = "3"
+POLL_S = 0.2
+FILES = ("output", "errors", "failures")
 FAILED = re.compile(r"^FAILED (?P<test>.+?) \((?P<when>\w+)\): (?P<why>.*)$", re.MULTILINE)
 PASSED, TESTS_FAILED = 0, 1
 """Exit codes of pytest with which all tests were run; 2 to 5: interrupted, an error, or no tests."""
@@ -51,14 +55,13 @@ def main() -> int:
     data = load_results(arguments.output, arguments.tier)
     number_before = len(data["runs"])
     try:
-        for number in range(arguments.runs):
-            run = one_run(arguments.tier, arguments.tests, arguments.seed + number, arguments.processes)
+        for run in run_all(arguments):
             data["runs"].append(run)
-            print(f"run {number + 1} of {arguments.runs}: {run['outcome']}", flush=True)
+            print(f"seed {run['seed']}: {run['outcome']}", flush=True)
             if arguments.output:
                 arguments.output.write_text(json.dumps(data, indent=1) + "\n")
     except KeyboardInterrupt:
-        print("interrupted: this run is not counted", file=sys.stderr)
+        print("interrupted: a run that had not ended is not counted", file=sys.stderr)
     print("\n".join([*failure_table(data["runs"]), "", *coverage_table(data["runs"], files_of(arguments.tier, []))]))
     return int(any(run["exit_code"] for run in data["runs"][number_before:]))
 
@@ -76,45 +79,74 @@ def load_results(file: Path | None, tier: str) -> Data:
 
 
 def machine_facts() -> Data:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from parts import machine
 
     return machine.describe(ROOT)
 
 
-def one_run(tier: str, tests: list[str], seed: int, processes: str) -> Data:
-    words = [sys.executable, "-m", "pytest", "-q", f"--numprocesses={processes}", "--dist=loadscope", f"--tier={tier}"]
-    words += tests
-    print(f"POLYFLEET_TESTS_SEED={seed} {' '.join(words[1:])}", flush=True)
-    began_s = time.monotonic()
-    with tempfile.NamedTemporaryFile("r") as failures, busy():
-        settings = {"SEED": str(seed), "RETRY": "no", "FAILURES": failures.name}
+def run_all(arguments: argparse.Namespace) -> Iterator[Data]:
+    """Each run when it ends. The next begins then, so that `at_once` of them run."""
+    seeds = list(range(arguments.seed, arguments.seed + arguments.runs))
+    running: list[Run] = []
+    with busy(), TemporaryDirectory() as folder:
+        try:
+            while seeds or running:
+                while seeds and len(running) < arguments.at_once:
+                    running.append(Run(arguments, seeds.pop(0), Path(folder)))
+                time.sleep(POLL_S)
+                ended = [run for run in running if run.process.poll() is not None]
+                running = [run for run in running if run not in ended]
+                yield from (run.result() for run in ended)
+        finally:
+            for run in running:
+                run.process.kill()
+                run.process.wait()
+
+
+class Run:
+    """A run of the tests, from its start. What it prints is in `folder`, in files of its own."""
+
+    def __init__(self, arguments: argparse.Namespace, seed: int, folder: Path) -> None:
+        self._arguments, self._seed = arguments, seed
+        self._commit = _commit()
+        self._output, self._errors, self._failures = (folder / f"{seed}-{name}" for name in FILES)
+        self._failures.touch()
+        words = [sys.executable, "-m", "pytest", "-q", "--dist=loadscope", f"--numprocesses={arguments.processes}"]
+        words += [f"--tier={arguments.tier}", *arguments.tests]
+        print(f"POLYFLEET_TESTS_SEED={seed} {' '.join(words[1:])}", flush=True)
+        settings = {"SEED": str(seed), "RETRY": "no", "FAILURES": str(self._failures)}
         environment = os.environ | {f"POLYFLEET_TESTS_{name}": value for name, value in settings.items()}
         environment |= {"POLYFLEET_TEST_PATIENCE": PATIENCE}
-        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        failed = [match.groupdict() for match in FAILED.finditer(failures.read())]
-    if done.returncode:
-        print(done.stdout[-5000:], done.stderr[-2000:])
-    machine = machine_facts()
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": f"{machine['cpu']}, {machine['cores']} cores",
-        "tests": tests,
-        "seed": seed,
-        "seconds": round(time.monotonic() - began_s),
-        "exit_code": done.returncode,
-        "outcome": done.stdout.strip().rpartition("\n")[2].strip("= "),
-        "failed": failed,
-    }
+        self._began_s = time.monotonic()
+        with self._output.open("w") as output, self._errors.open("w") as errors:
+            self.process = Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=errors)
+
+    def result(self) -> Data:
+        """Of a run that has ended, with its last lines printed if it failed."""
+        output = self._output.read_text()
+        if self.process.returncode:
+            print(output[-5000:], self._errors.read_text()[-2000:])
+        machine = machine_facts()
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": self._commit,
+            "machine": f"{machine['cpu']}, {machine['cores']} cores",
+            "tests": self._arguments.tests,
+            "seed": self._seed,
+            "at_once": self._arguments.at_once,
+            "seconds": round(time.monotonic() - self._began_s),
+            "exit_code": self.process.returncode,
+            "outcome": output.strip().rpartition("\n")[2].strip("= "),
+            "failed": [match.groupdict() for match in FAILED.finditer(self._failures.read_text())],
+        }
 
 
 @contextmanager
 def busy() -> Iterator[None]:
     """Loops that end with their standard input, if this process is killed."""
     loops = [
-        subprocess.Popen([sys.executable, "-c", LOOP], stdin=subprocess.PIPE)
-        for _ in range(LOOPS_PER_CORE * len(os.sched_getaffinity(0)))
+        Popen([sys.executable, "-c", LOOP], stdin=PIPE) for _ in range(LOOPS_PER_CORE * len(os.sched_getaffinity(0)))
     ]
     try:
         yield
@@ -180,6 +212,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="seed of the first run; each further run adds 1"
     )
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="how many runs are in progress at a time")
     parser.add_argument("--processes", default="auto")
     parser.add_argument("-o", "--output", type=Path, help="append the runs to this JSON file")
     arguments = parser.parse_args()

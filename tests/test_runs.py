@@ -1,5 +1,6 @@
 """What a run of tests does beside testing, in small runs of pytest: repeating, limits, and leaving nothing behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import brief_reports
+import flaky_campaign
 import leftovers
 import pytest
 from patience import wait_for
@@ -250,3 +252,28 @@ def test_nothing_is_left_of_a_run(project, begin, tmp_path, ends, processes):
     memory = leftovers.SHARED_MEMORY / f"of-{ready.read_text()}"
     wait_for(lambda: not memory.exists(), memory)
     assert not list(leftovers.processes_of("none of these", tmp_path / "t"))
+
+
+def test_two_runs_of_a_campaign_are_in_progress_at_once(project, monkeypatch, capsys):
+    folder = project("""
+        import os, pathlib
+        from patience import wait_for
+
+        def test_waits_until_two_runs_have_begun():
+            folder, seed = pathlib.Path(__file__).parent, os.environ["POLYFLEET_TESTS_SEED"]
+            (folder / f"began-{seed}").touch()
+            wait_for(lambda: len(list(folder.glob("began-*"))) > 1, "two runs")
+            assert seed != "7", "it fails in the second run"
+    """)
+    for name in [name for name in os.environ if name.startswith(OWN)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.syspath_prepend(TESTS.parent / "benchmarks")
+    monkeypatch.setattr(flaky_campaign, "ROOT", folder)
+    monkeypatch.setattr(flaky_campaign, "LOOPS_PER_CORE", 0)
+    words = ["flaky_campaign.py", "--runs=3", "--at-once=2", "--seed=6", "--processes=0", f"-o{folder}/runs.json"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert flaky_campaign.main() == 1
+    runs = sorted(json.loads((folder / "runs.json").read_text())["runs"], key=lambda run: run["seed"])
+    assert [(run["seed"], run["exit_code"], len(run["failed"])) for run in runs] == [(6, 0, 0), (7, 1, 1), (8, 0, 0)]
+    assert "test_waits_until_two_runs_have_begun | 1 | 3 | AssertionError: it fails" in capsys.readouterr().out
