@@ -1,5 +1,6 @@
 """Additions to Typer's `--help`: commands in groups, and two examples of each command."""
 
+import shlex
 from importlib import import_module
 from typing import Any
 
@@ -20,14 +21,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 class WithExamples(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as Typer does; an unknown short option names the long options with the same first letter."""
+        """Parse as Typer does. The error for an unknown option or argument names what the command accepts."""
+        accepts_more, ctx.allow_extra_args = ctx.allow_extra_args, True
         try:
-            return super().parse_args(ctx, args)
+            extra = super().parse_args(ctx, args)
         except Exception as e:
             if letter := getattr(e, "option_name", "")[1:]:
                 valid = (option for parameter in self.params for option in parameter.opts)
                 e.possibilities = e.possibilities or [o for o in valid if o.startswith(f"--{letter}")]  # type: ignore[attr-defined]
             raise
+        if extra and not accepts_more and not ctx.resilient_parsing:
+            ctx.fail(self._unexpected(ctx, extra))
+        return extra
+
+    def _unexpected(self, ctx: Any, extra: list[str]) -> str:
+        names = [piece.strip("{}[]") for parameter in self.params for piece in parameter.get_usage_pieces(ctx)]
+        message = f"{ctx.command_path} accepts only {' '.join(names) or 'options'}; unexpected: {shlex.join(extra)}"
+        if not names and any("--file" in parameter.opts for parameter in self.params):
+            message += f". To name a file: --file {shlex.quote(extra[0])}"
+        return message
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         super().format_epilog(ctx, formatter)

@@ -47,6 +47,22 @@ def test_an_unknown_short_option_names_the_long_one(polyfleet, words, option):
     assert f"(Possible options: {option})" in done.stderr and "No such option: -" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["up", "my fleet.yaml"],
+            "polyfleet up accepts only options; unexpected: 'my fleet.yaml'. To name a file: --file 'my fleet.yaml'",
+        ),
+        (["cancel", "a", "b"], "polyfleet cancel accepts only JOB; unexpected: b"),
+    ],
+)
+def test_an_unexpected_argument_is_named_with_those_that_are_accepted(polyfleet, words, message):
+    done = polyfleet(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"Error: {message}\n")
+
+
 def test_help_prints_groups_and_examples(polyfleet):
     assert all(f"\n{heading}:\n" in polyfleet("--help").stdout for heading in GROUPS)
     shown = polyfleet("checkpoint", "copy", "--help").stdout
