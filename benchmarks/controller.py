@@ -132,7 +132,7 @@ def load(fleet: Any, arguments: argparse.Namespace, turns: Turns) -> Row:
         "turns_per_s": len(lengths) / took_s,
         "turn_median_s": lengths[len(lengths) // 2],
         "turn_p99_s": lengths[int(len(lengths) * 0.99)],
-        "reports_lost": fleet.store.reports_lost,
+        "reports_lost": fleet.store.metrics.lost,
     }
 
 

@@ -14,7 +14,7 @@ BACKUP += "backup(sys.argv[1], Path(sys.argv[2]))"
 def fill(store, first=0, count=5):
     for number in range(first, first + count):
         submit(store, f"job-{number}")
-        store.queue_metrics(make_metrics_row(f"job-{number}", 1, number, 1.0, {"loss": 0.5}))
+        store.metrics.queue(make_metrics_row(f"job-{number}", 1, number, 1.0, {"loss": 0.5}))
         store.benchmarks.append("run", {"line": "result", "number": number, "text": "é 🙂 \0"})
 
 
@@ -25,5 +25,5 @@ def submit(store, key):
 
 
 def content(store):
-    reports = [store.reports(f"job-{n}") for n in range(10)]
+    reports = [store.metrics.read(f"job-{n}") for n in range(10)]
     return store.identity, store.read(0), reports, store.benchmarks.read("run")

@@ -159,7 +159,7 @@ def story(hub: Hub, ref: Ref) -> JobStoryView:
 @verb("GET /v1/jobs/{ref}/reports", least=Role.VIEWER)
 def reports(hub: Hub, ref: Ref, after: int = 0) -> list[ReportView]:
     """Values that the job's code reported with `ctx.report`, after number `after`."""
-    rows = hub.service.store.reports(hub.service.jobs_table.find(ref).job.id, after)
+    rows = hub.service.store.metrics.read(hub.service.jobs_table.find(ref).job.id, after)
     return [metrics_view(row) for row in rows]
 
 

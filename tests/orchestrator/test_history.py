@@ -51,7 +51,7 @@ def end_many(store, count):
         events = [submitted(Job(name, "old", "run", (Candidate(("cpu",)),)), {"command": "x"}, 1.0) for name in names]
         store.append([*events, *(Event(name, "cancelled", 0, 2.0, {"reason": "asked"}) for name in names)], strict=True)
         for name in names:
-            store.queue_metrics(make_metrics_row(name, 1, 1, 1.0, {"loss": 0.5}))
+            store.metrics.queue(make_metrics_row(name, 1, 1, 1.0, {"loss": 0.5}))
 
 
 def one_life(live, wait_for):
@@ -72,7 +72,7 @@ def one_page(live, before=None):
 def test_a_submission_a_page_and_the_turns_of_a_job_cost_the_same_with_5000_ended_jobs(live, wait_for):
     life, page = one_life(live, wait_for), one_page(live)
     end_many(live.service.store, ENDED)
-    wait_for(lambda: live.service.store.last_report(f"old-{ENDED - 1:05}"))
+    wait_for(lambda: live.service.store.metrics.last(f"old-{ENDED - 1:05}"))
     for later in (one_life(live, wait_for), one_life(live, wait_for)):
         assert len(later.statements) <= len(life.statements) + MORE, later.statements
         assert later.scans == []

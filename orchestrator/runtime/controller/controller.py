@@ -103,7 +103,7 @@ class ControllerThread(threading.Thread):
         agents.problem = before_joining(self._read_record())
         self._executor = CommandExecutor(agents, launcher, self._inbox.put, log_preservation, repair)
         drained = drained_nodes(e for e in store.events_below(OWNER_PREFIX))
-        reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
+        reported = store.metrics.last_of([record.job.id for record in jobs.open() if record.attempts])
         earlier = newest_metrics(jobs, store)
         initial = control.control_from_log(jobs.open(), drained, store.stored_offset, now(), reported, earlier)
         self._steps = StepBatch(jobs, initial, self._publish_state, self._before_write)

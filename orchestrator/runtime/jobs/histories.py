@@ -31,7 +31,7 @@ Key = tuple[str, str]
 def newest_metrics(jobs: Jobs, store: EventStore) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
     """Yield the newest metrics of the jobs that ended last and of the open ones, in this order."""
     for record in (*jobs.page(TERMINAL, limit=METRICS_OF).records, *jobs.open()):
-        if record.attempts and (rows := store.reports(record.job.id, limit=MAX_ROWS, newest=True)):
+        if record.attempts and (rows := store.metrics.read(record.job.id, limit=MAX_ROWS, newest=True)):
             yield record, rows
 
 

@@ -99,7 +99,7 @@ class Jobs:
     def queue_metrics(self, metrics: Sequence[StoreReport]) -> None:
         """Store metrics soon, and do not wait. They are dropped if too many wait, or the store cannot be written."""
         for command, row in _storable(metrics):
-            self._store.queue_metrics(row)
+            self._store.metrics.queue(row)
             self.set_metrics(command.job, command.metrics)
 
     def finished(self) -> list[Record]:
@@ -196,7 +196,7 @@ class Jobs:
         with self._lock:
             metrics = self._metrics.get(job_id)
         if metrics is None:
-            metrics = self._store.last_report(job_id)
+            metrics = self._store.metrics.last(job_id)
             self.set_metrics(job_id, metrics)
         return metrics
 

@@ -17,11 +17,8 @@ from orchestrator.store.database.schema import LAST_CHARACTER, counters, events,
 from orchestrator.store.events.benchmark_lines import BenchmarkLines
 from orchestrator.store.events.idempotency import IdempotentRequest, IdempotentRequests, StoredResponse
 from orchestrator.store.events.retention import Retention
-from orchestrator.store.events.unit_of_work import (
-    Stored,
-    UnitOfWork,
-    make_unit,
-)
+from orchestrator.store.events.stored_metrics import StoredMetrics
+from orchestrator.store.events.unit_of_work import Stored, UnitOfWork, make_unit
 from orchestrator.store.events.writer import StoreWriter
 from orchestrator.store.rows import job_rows
 from orchestrator.store.rows.damaged_rows import (
@@ -33,7 +30,7 @@ from orchestrator.store.rows.damaged_rows import (
     text_or_unknown,
 )
 from orchestrator.store.rows.job_cache import JobCache
-from orchestrator.store.rows.job_table import IDS_PER_QUERY, METRICS, JobTable
+from orchestrator.store.rows.job_table import JobTable
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +73,7 @@ class EventStore:
         self._writer = StoreWriter(self._database, self._cache, self.jobs, self.damage)
         self.retention = Retention(self._database, self._writer, self._cache, self.jobs)
         self.identity = self._database.identity
+        self.metrics = StoredMetrics(self._database, self._writer, self.damage)
         self.benchmarks = BenchmarkLines(self._database, self._writer, self.damage)
         self._idempotent_requests = IdempotentRequests(self._database, self._writer, self.damage)
         self._writer.start()
@@ -179,7 +177,7 @@ class EventStore:
             self._database.check_file()
         except FleetError as e:
             error = error or str(e)
-        return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.reports_lost)
+        return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.metrics.lost)
 
     def wait(self, after: int, timeout_s: float) -> bool:
         """Wait up to `timeout_s` for an event with a number above `after`; return whether there is one."""
@@ -190,12 +188,6 @@ class EventStore:
         """Events of all owners whose name has that prefix, oldest first. Reads a range of the index, not all events."""
         below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST_CHARACTER))
         return self._events(select(events).where(events.c.seq.in_(below)), None)
-
-    def queue_metrics(self, row: Data) -> None:
-        """Queue metrics of one step to be written soon. Never blocks: if too many wait, some are dropped and counted
-        in `reports_lost`.
-        """
-        self._writer.submit_report(row)
 
     def stored_offset(self, job: str, epoch: int) -> int:
         """Offset up to which the attempt's events file is stored, according to its reports and checkpoints; 0 if none.
@@ -227,44 +219,6 @@ class EventStore:
         )
         return generation
 
-    @property
-    def reports_lost(self) -> int:
-        """Number of reports dropped since the start, because too many waited or the disk was full."""
-        return self._writer.reports_lost
-
-    def reports(self, job: str, after: int = 0, limit: int | None = None, newest: bool = False) -> list[Data]:
-        """Reports of a job, oldest first: the metrics, and seq, epoch, step and time of each.
-
-        `limit` leaves out the last ones, or with `newest` the first ones.
-        """
-        order = reports.c.seq.desc() if newest else reports.c.seq
-        query = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(order).limit(limit)
-        with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        ordered = reversed(rows) if newest else rows
-        return [report for row in ordered if (report := self._report(row))]
-
-    def last_report(self, job: str) -> Data:
-        """The newest metrics of a job, {} if it reported none."""
-        newest = select(reports).where(reports.c.job == job).order_by(reports.c.seq.desc()).limit(1)
-        with self._database.reading() as connection:
-            row = connection.execute(newest).first()
-        return self._metrics(row) or {} if row else {}
-
-    def last_reports(self, ids: Sequence[str]) -> dict[str, Data]:
-        """Like `last_report`, for many jobs. Jobs without reports, or with an unreadable one, are left out."""
-        by_job: dict[str, Data] = {}
-        for start in range(0, len(ids), IDS_PER_QUERY):
-            query = select(jobs.c.id, METRICS).where(jobs.c.id.in_(ids[start : start + IDS_PER_QUERY]))
-            with self._database.reading() as connection:
-                rows = connection.execute(query).all()
-            for row in rows:
-                try:
-                    by_job[row.id] = data_of(row.metrics) if row.metrics is not None else {}
-                except DamagedDataError:
-                    continue  # recorded as damage when the rows themselves are read
-        return {job: data for job, data in by_job.items() if data}
-
     def _events(self, query: Select[Any], limit: int | None) -> list[Event]:
         return [event for row in self._rows(query, limit) if (event := self._event(row))]
 
@@ -280,19 +234,6 @@ class EventStore:
         except DamagedDataError as e:
             self.damage.add(DamagedRow("events", row.seq, text_or_unknown(row.job), text_or_unknown(row.event), str(e)))
             return None
-
-    def _metrics(self, row: Row[Any]) -> Data | None:
-        try:
-            return data_of(row.data)
-        except DamagedDataError as e:
-            self.damage.add(DamagedRow("reports", row.seq, text_or_unknown(row.job), "report", str(e)))
-            return None
-
-    def _report(self, row: Row[Any]) -> Data | None:
-        metrics = self._metrics(row)
-        if metrics is None:
-            return None
-        return {"seq": row.seq, "attempt": row.epoch, "step": row.step, "time": row.time, "metrics": metrics}
 
 
 def _checkpoint_offset(checkpoint: str | None) -> int:

@@ -5,8 +5,7 @@ import math
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,20 +16,13 @@ from orchestrator.store.database.database import RECONNECT_PAUSE_S, RECONNECT_S,
 from orchestrator.store.database.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.database.schema import writer as writers
 from orchestrator.store.events.unit_of_work import Row, StoreBusy, UnitOfWork, committed_result, wait_committed
+from orchestrator.store.events.write_queue import WriteQueue
 from orchestrator.store.rows import job_rows
 from orchestrator.store.rows.damaged_rows import DamageList
 from orchestrator.store.rows.job_cache import Batch, InvalidEvent, JobCache, number_events
 from orchestrator.store.rows.job_table import JobTable
 
 log = logging.getLogger(__name__)
-
-MAX_GROUP_EVENTS = 512
-"""Number of events after which a transaction takes no further unit of work."""
-
-REPORTS_PER_WRITE = 5000
-MAX_REPORTS_WAITING = 100_000
-REPORTS_PAUSE_S = 0.2
-"""Seconds that reports wait for others, or for a durable unit, to be written with, because no caller waits for them."""
 
 OUTAGE_S = 1.0
 WAIT_S = 15.0
@@ -45,21 +37,18 @@ class StoreWriter(threading.Thread):
     """Writer thread. `last_seq` is the number of the newest durable event, `last_report` that of the newest report;
     `committed` is notified of new events.
 
-    Reports that were dropped or could not be written are counted in `reports_lost`. `trouble` is the error of the last
-    write, "" if it succeeded, and its time (monotonic). After an error, the database may contain rows above `last_seq`
-    and requests with a `doubtful` key that were not acknowledged: readers ignore them.
+    `trouble` is the error of the last write, "" if it succeeded, and its time (monotonic). After an error, the database
+    may contain rows above `last_seq` and requests with a `doubtful` key that were not acknowledged: readers ignore
+    them.
     """
 
     def __init__(self, database: Database, ledger: JobCache, table: JobTable, damage: DamageList):
         super().__init__(name="store-writer", daemon=True)
         self._cache, self._table, self._damage = ledger, table, damage
         self.committed = threading.Condition()
-        self.reports_lost = 0
+        self._metrics_failed = 0
         self._database = database
-        self._wake = threading.Condition()
-        self._work: deque[UnitOfWork] = deque()
-        self._reports: deque[Row] = deque()
-        self._closing = False
+        self._queue = WriteQueue()
         self._connection: Connection | None = None
         self.trouble: tuple[str, float] = ("", 0.0)
         self._lost_s = 0.0
@@ -89,11 +78,8 @@ class StoreWriter(threading.Thread):
         After `limit_s` its result is CommitPending.
         """
         started_s = time.monotonic()
-        with self._wake:
-            if self._closing:
-                return [FleetError("the job store is closed", "start the server again") for _ in units]
-            self._work.extend(units)
-            self._wake.notify()
+        if not self._queue.add(units):
+            return [FleetError("the job store is closed", "start the server again") for _ in units]
         if not wait_committed(units, started_s + WAIT_S):
             self._withdraw(units)
             wait_committed(units, started_s + limit_s)
@@ -101,21 +87,18 @@ class StoreWriter(threading.Thread):
 
     def _withdraw(self, units: Sequence[UnitOfWork]) -> None:
         """Withdraw units that still wait for their turn; nothing of them is stored."""
-        own_ids = {id(unit) for unit in units}
-        with self._wake:
-            late = [unit for unit in self._work if id(unit) in own_ids]
-            self._work = deque(unit for unit in self._work if id(unit) not in own_ids)
+        late = self._queue.withdraw(units)
         message = f"the job store has not finished earlier writes after {WAIT_S:.0f} s"
         _set_errors(late, StoreBusy(message, "nothing was stored: retry, and see `polyfleet doctor`"))
 
-    def submit_report(self, row: Row) -> None:
-        """Queue a report and return at once; if too many wait, the oldest is dropped."""
-        with self._wake:
-            if len(self._reports) >= MAX_REPORTS_WAITING:
-                self._reports.popleft()
-                self.reports_lost += 1
-            self._reports.append(row)
-            self._wake.notify()
+    def submit_metrics(self, row: Row) -> None:
+        """Queue the metrics of one step and return at once; if too many wait, the oldest are dropped."""
+        self._queue.add_metrics(row)
+
+    @property
+    def metrics_lost(self) -> int:
+        """Number of rows of metrics that were dropped, because too many waited, or could not be written."""
+        return self._queue.metrics_dropped + self._metrics_failed
 
     @property
     def writing_s(self) -> float:
@@ -127,9 +110,7 @@ class StoreWriter(threading.Thread):
         """Write everything that waits, then stop; the connection stays open until `disconnect`. Return False if that
         takes longer than CLOSE_S; the thread then ends with the process.
         """
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._queue.close()
         self.join(CLOSE_S)
         return not self.is_alive()
 
@@ -139,45 +120,22 @@ class StoreWriter(threading.Thread):
             self._connection = None
 
     def run(self) -> None:
-        while batch := self._next():
-            work, lines = batch
+        while batch := self._queue.take():
+            work, metrics = batch
             self._write_started_s = started_s = time.monotonic()
             try:
-                self._write(work, lines)
+                self._write(work, metrics)
             except FleetError as e:
                 is_outage = time.monotonic() - started_s > OUTAGE_S
-                self._fail([*work, *self._pop_waiting()] if is_outage else work, lines, e)
+                waiting = self._queue.take_units() if is_outage else []  # none of them waits for further time-outs
+                self._fail([*work, *waiting], metrics, e)
             except BaseException as e:
-                self._fail_all(work, lines, e)
+                self._fail_all(work, metrics, e)
                 raise
             finally:
                 self._write_started_s = None
 
-    def _next(self) -> tuple[list[UnitOfWork], list[Row]] | None:
-        """The next units and reports to write; None when closed and empty."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._work or self._reports or self._closing)
-            if not self._work and not self._closing:
-                self._wake.wait_for(lambda: self._work or self._closing, REPORTS_PAUSE_S)
-            work = list(self._group())
-            waiting = len(self._reports)  # a unit is written with all metrics that were queued before it
-            lines = [self._reports.popleft() for _ in range(waiting if work else min(REPORTS_PER_WRITE, waiting))]
-        return (work, lines) if work or lines else None
-
-    def _group(self) -> Iterator[UnitOfWork]:
-        count = 0
-        while self._work and count < MAX_GROUP_EVENTS:
-            unit = self._work.popleft()
-            count += max(1, len(unit.events))
-            yield unit
-
-    def _pop_waiting(self) -> list[UnitOfWork]:
-        """Remove and return all waiting units: they fail together, so that none waits through further time-outs."""
-        with self._wake:
-            waiting, self._work = list(self._work), deque()
-        return waiting
-
-    def _write(self, work: list[UnitOfWork], lines: list[Row]) -> None:
+    def _write(self, work: list[UnitOfWork], metrics: list[Row]) -> None:
         """Commit; if the connection is lost, again on a new one for up to RECONNECT_S. During a longer outage, later
         units fail at their first try. Units with an action fail at once: if the lost commit succeeded after all, only
         events, keys and lines can be removed again.
@@ -185,7 +143,7 @@ class StoreWriter(threading.Thread):
         while True:
             try:
                 with self._database.translated_errors():
-                    return self._commit(work, lines)
+                    return self._commit(work, metrics)
             except ConnectionLost as e:
                 now = time.monotonic()
                 self._lost_s = self._lost_s or now
@@ -196,7 +154,7 @@ class StoreWriter(threading.Thread):
                 work = [unit for unit in work if not unit.done.done()]
                 time.sleep(RECONNECT_PAUSE_S)
 
-    def _commit(self, work: list[UnitOfWork], lines: list[Row]) -> None:
+    def _commit(self, work: list[UnitOfWork], metrics: list[Row]) -> None:
         connection = self._connected()
         with connection.begin():
             self._check_token(connection)
@@ -204,7 +162,7 @@ class StoreWriter(threading.Thread):
                 partial(self._table.load_some, connection), (e for w in work for e in w.events)
             )
             work, rows = self._number_units(work, changes)
-            metrics_rows = [*lines, *(row for w in work for row in w.metrics)]
+            metrics_rows = [*metrics, *(row for w in work for row in w.metrics)]
             metrics_rows = [row | {"seq": self.last_report + n} for n, row in enumerate(metrics_rows, start=1)]
             results = [unit.action(connection) if unit.action else None for unit in work]
             requests_done = [w.request for w in work if w.request]
@@ -254,11 +212,11 @@ class StoreWriter(threading.Thread):
             unit.done.set_result(result if unit.action else list(range(first, first + len(unit.rows))))
             first += len(unit.rows)
 
-    def _fail(self, work: list[UnitOfWork], lines: list[Row], error: FleetError) -> None:
+    def _fail(self, work: list[UnitOfWork], metrics: list[Row], error: FleetError) -> None:
         """Fail units. If their commit succeeded after all, `_connected` removes their rows again."""
         log.error("%s", error)
         self.trouble = (str(error), time.monotonic())
-        self.reports_lost += len(lines)
+        self._metrics_failed += len(metrics)
         self._mark_doubtful(work)
         _set_errors(work, error)
 
@@ -270,12 +228,11 @@ class StoreWriter(threading.Thread):
             self._connection.invalidate()
             self.disconnect()
 
-    def _fail_all(self, work: list[UnitOfWork], lines: list[Row], error: BaseException) -> None:
+    def _fail_all(self, work: list[UnitOfWork], metrics: list[Row], error: BaseException) -> None:
         """Fail all waiting units after a bug ended the thread, so that no caller waits for it."""
-        with self._wake:
-            self._closing = True
-            work, self._work = [*work, *self._work], deque()
-        self._fail(work, lines, FleetError(f"the job store stopped: {error!r}", "start the server again"))
+        self._queue.close()
+        work = [*work, *self._queue.take_units()]
+        self._fail(work, metrics, FleetError(f"the job store stopped: {error!r}", "start the server again"))
 
     def _check_token(self, connection: Connection) -> None:
         """Check the writer's token. Its row stays locked until the commit, so no other server can write in between."""

@@ -76,7 +76,7 @@ def test_every_verb_reaches_its_route(client, live, checkpoint):
         client.jobs.explain("hello", changes=["pool cpux down"])
     assert client.jobs.history("hello")[0]["event"] == "submitted"
     metrics = {"step": 1, "of": 9, "loss": float("nan"), "time": 2, "seq": 3}
-    live.service.store.queue_metrics(make_metrics_row(job["id"], 1, 1, 1.0, metrics))
+    live.service.store.metrics.queue(make_metrics_row(job["id"], 1, 1, 1.0, metrics))
     # durable after the report, so that is there too
     client.jobs.cancel(client.jobs.submit({**RUN, "name": "next"})["id"])
     (told,) = client.jobs.reports("hello")

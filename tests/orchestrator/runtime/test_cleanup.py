@@ -57,7 +57,7 @@ def filled(url):
         made = life(job, now_s - days * DAY_S, release)
         store.idempotent(f"key-{job}", "digest", lambda job=job, made=made: StoredResponse({"id": job}, made))
         for step in range(3):
-            store.queue_metrics(make_metrics_row(job, 1, step, 1.0, {"loss": 1.0}))
+            store.metrics.queue(make_metrics_row(job, 1, step, 1.0, {"loss": 1.0}))
     store.benchmarks.append("run-1", {"line": "started"})
     store.close()
     with sqlite3.connect(url.removeprefix("sqlite:///")) as other:

@@ -69,11 +69,11 @@ def test_a_server_that_starts_reads_the_newest_metrics_of_many_jobs_at_once(stor
     for name in ("one", "two", "silent"):
         ran(jobs, name, 1.0)
     for step in (1, 2):
-        store.queue_metrics(make_metrics_row("one", 1, step, 5.0, {"step": step, "of": 9}))
-    store.queue_metrics(make_metrics_row("two", 1, 7, 5.0, {"step": 7}))
-    wait_for(lambda: len(store.reports("one")) == 2 and store.reports("two"))
+        store.metrics.queue(make_metrics_row("one", 1, step, 5.0, {"step": step, "of": 9}))
+    store.metrics.queue(make_metrics_row("two", 1, 7, 5.0, {"step": 7}))
+    wait_for(lambda: len(store.metrics.read("one")) == 2 and store.metrics.read("two"))
     names = ["one", "two", "silent", "unknown"]
-    assert store.last_reports(names) == {"one": {"step": 2, "of": 9}, "two": {"step": 7}}
+    assert store.metrics.last_of(names) == {"one": {"step": 2, "of": 9}, "two": {"step": 7}}
 
 
 def test_the_newest_metrics_of_ended_and_of_open_jobs_are_read_at_a_start(store, jobs, wait_for):
@@ -84,8 +84,8 @@ def test_the_newest_metrics_of_ended_and_of_open_jobs_are_read_at_a_start(store,
     jobs.commit([submitted(job, {}, 0.0), on_a, Event("open", "started", 1, 110.0)])
     for step in range(MAX_ROWS + 5):
         for name in ("open", "ended"):
-            store.queue_metrics(make_metrics_row(name, 1, step, 110.0 + step, {"step": step}))
-    wait_for(lambda: all(len(store.reports(name)) == MAX_ROWS + 5 for name in ("open", "ended")))
+            store.metrics.queue(make_metrics_row(name, 1, step, 110.0 + step, {"step": step}))
+    wait_for(lambda: all(len(store.metrics.read(name)) == MAX_ROWS + 5 for name in ("open", "ended")))
     found = [(record.job.id, [row["step"] for row in rows]) for record, rows in newest_metrics(jobs, store)]
     newest = list(range(5, MAX_ROWS + 5))
     assert found == [("ended", newest), ("open", newest)]

@@ -83,9 +83,9 @@ def test_a_page_stays_where_it_was_while_jobs_come_and_end(jobs):
 def test_a_page_has_the_newest_metrics_of_its_jobs(url):
     store = EventStore(url)
     submit(Jobs(store), "a", "b", "c")
-    store.queue_metrics(make_metrics_row("a", 1, 1, 1.0, {"loss": 2.0}))
-    store.queue_metrics(make_metrics_row("a", 1, 2, 1.0, {"loss": 1.0}))
-    store.queue_metrics(make_metrics_row("b", 1, 1, 1.0, {"loss": 3.0}))
+    store.metrics.queue(make_metrics_row("a", 1, 1, 1.0, {"loss": 2.0}))
+    store.metrics.queue(make_metrics_row("a", 1, 2, 1.0, {"loss": 1.0}))
+    store.metrics.queue(make_metrics_row("b", 1, 1, 1.0, {"loss": 3.0}))
     store.close()
     store = EventStore(url)
     jobs = Jobs(store)

@@ -40,7 +40,7 @@ def status(*numbers, phase="running", outcome=None, **metrics):
 
 
 def steps_of(store):
-    return [row["step"] for row in store.reports("j")]
+    return [row["step"] for row in store.metrics.read("j")]
 
 
 def test_who_sees_that_a_job_has_ended_can_read_all_of_its_metrics(steps, jobs, store, monkeypatch):

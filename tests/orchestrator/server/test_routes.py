@@ -100,7 +100,7 @@ def test_files_are_put_once_per_key(live):
 
 def test_numbers_that_json_has_not_are_words(live):
     job = live.ran(RUN)
-    live.service.store.queue_metrics(make_metrics_row(job["id"], 1, 1, 1.0, {"step": 1, "loss": float("nan")}))
+    live.service.store.metrics.queue(make_metrics_row(job["id"], 1, 1, 1.0, {"step": 1, "loss": float("nan")}))
     live.ran(RUN)  # its events are durable after the report
     with live.http as client:
         (told,) = json.loads(client.get(f"/v1/jobs/{job['id']}/reports").content, parse_constant=pytest.fail)

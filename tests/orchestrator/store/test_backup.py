@@ -297,7 +297,7 @@ def saved_there(postgresql_url, open_at, tmp_path):
 
 def test_a_sound_store_has_no_findings_while_a_server_writes(store, url, wait_for):
     fill(store)
-    wait_for(lambda: len(store.reports("job-4")) == 1)
+    wait_for(lambda: len(store.metrics.read("job-4")) == 1)
     checked = verify(url)
     assert checked.findings == [] and checked.remedy == ""
     assert {"events": 10, "requests": 5, "reports": 5, "benchmark_lines": 5}.items() <= checked.rows.items()
@@ -325,7 +325,7 @@ def test_a_sound_store_has_no_findings_while_a_server_writes(store, url, wait_fo
 )
 def test_what_is_damaged_is_found_and_named_with_the_way_back(store, url, postgresql, statement, told, wait_for):
     fill(store)
-    wait_for(lambda: len(store.reports("job-4")) == 1)
+    wait_for(lambda: len(store.metrics.read("job-4")) == 1)
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as other, other:
             other.execute(statement)

@@ -34,7 +34,7 @@ def file(tmp_path):
     path = tmp_path / "polyfleet.db"
     store = EventStore(f"sqlite:///{path}")
     store.append([*life("bad"), *life("good")])
-    store.queue_metrics(make_metrics_row("bad", 1, 1, 1.0, {"loss": 0.5}))
+    store.metrics.queue(make_metrics_row("bad", 1, 1, 1.0, {"loss": 0.5}))
     store.idempotent("key", "digest", lambda: StoredResponse({"id": "bad"}))
     store.benchmarks.append("run-1", {"line": "started", "cases": 1})
     store.close()
@@ -160,7 +160,7 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
     store = reopened(
         "UPDATE reports SET data = 'rot'", "UPDATE requests SET body = 'rot'", "UPDATE benchmark_lines SET data = 'rot'"
     )
-    assert store.reports("bad") == [] and store.last_report("bad") == {}
+    assert store.metrics.read("bad") == [] and store.metrics.last("bad") == {}
     assert store.benchmarks.read("run-1") == [] and store.benchmarks.runs() == []
     with pytest.raises(FleetError, match="'key' is damaged"):
         store.idempotent("key", "digest", lambda: StoredResponse({"id": "twice"}))

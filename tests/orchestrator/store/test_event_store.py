@@ -13,7 +13,7 @@ from orchestrator.store.database.schema import removals
 from orchestrator.store.events.idempotency import IdempotentRequest, StoredResponse
 from orchestrator.store.events.retention import ROWS_AT_ONCE, AttemptFolderRef
 from orchestrator.store.events.unit_of_work import UnitOfWork, make_metrics_row
-from orchestrator.store.events.writer import REPORTS_PER_WRITE
+from orchestrator.store.events.write_queue import METRICS_PER_WRITE
 from orchestrator.store.rows.job_cache import InvalidEvent
 
 
@@ -36,14 +36,14 @@ def test_events_come_back_in_order_with_their_numbers(store):
 def test_a_store_opened_again_has_everything_and_goes_on_counting(open_store):
     store = open_store()
     store.append([event(n=n) for n in range(5)])
-    store.queue_metrics(make_metrics_row("j", 1, 7, 1.0, {"loss": 0.5}))
+    store.metrics.queue(make_metrics_row("j", 1, 7, 1.0, {"loss": 0.5}))
     store.idempotent("key", "digest", lambda: StoredResponse({"id": "j"}))
     store.close()
     again = open_store()
     assert [e.data["n"] for e in again.read(0)] == [0, 1, 2, 3, 4]
     assert again.last_seq == 5
     assert again.append([event()]) == [6]
-    assert again.last_report("j") == {"loss": 0.5}
+    assert again.metrics.last("j") == {"loss": 0.5}
     assert again.idempotent("key", "digest", lambda: StoredResponse({"id": "other"})) == {"id": "j"}
 
 
@@ -237,52 +237,52 @@ def test_of_requests_that_come_together_one_with_a_taken_id_draws_again(store):
 def test_reports_are_read_back_by_job(open_store):
     store = open_store()
     for step in (1, 2):
-        store.queue_metrics(make_metrics_row("j", 3, step, 100.0 + step, {"step": step, "loss": 1 / step}))
-    store.queue_metrics(make_metrics_row("k", 1, 9, 50.0, {"loss": float("inf")}))
+        store.metrics.queue(make_metrics_row("j", 3, step, 100.0 + step, {"step": step, "loss": 1 / step}))
+    store.metrics.queue(make_metrics_row("k", 1, 9, 50.0, {"loss": float("inf")}))
     store.close()
     store = open_store()
-    assert store.reports("j") == [
+    assert store.metrics.read("j") == [
         {"seq": 1, "attempt": 3, "step": 1, "time": 101.0, "metrics": {"step": 1, "loss": 1.0}},
         {"seq": 2, "attempt": 3, "step": 2, "time": 102.0, "metrics": {"step": 2, "loss": 0.5}},
     ]
-    assert store.reports("j", after=1) == store.reports("j")[1:]
-    assert store.reports("j", 0, 1) == store.reports("j")[:1]
-    assert store.last_report("j") == {"step": 2, "loss": 0.5}
-    assert store.last_report("k") == {"loss": "Infinity"}
-    assert store.last_report("nobody") == {}
-    assert store.reports_lost == 0
+    assert store.metrics.read("j", after=1) == store.metrics.read("j")[1:]
+    assert store.metrics.read("j", 0, 1) == store.metrics.read("j")[:1]
+    assert store.metrics.last("j") == {"step": 2, "loss": 0.5}
+    assert store.metrics.last("k") == {"loss": "Infinity"}
+    assert store.metrics.last("nobody") == {}
+    assert store.metrics.lost == 0
 
 
 @pytest.mark.parametrize(("step", "time_s"), [(10**40, 1.0), ("five", 1.0), (1.5, float("nan")), (None, "now")])
 def test_odd_steps_of_users_code_spoil_nothing(open_store, step, time_s):
     store = open_store()
-    store.queue_metrics(make_metrics_row("j", 1, step, time_s, {"a": 1}))
+    store.metrics.queue(make_metrics_row("j", 1, step, time_s, {"a": 1}))
     assert store.append([event()]) == [1]
     store.close()
-    assert open_store().last_report("j") == {"a": 1}
+    assert open_store().metrics.last("j") == {"a": 1}
 
 
 def test_metrics_of_events_are_stored_with_them_after_all_earlier_ones(store):
-    for step in range(1, REPORTS_PER_WRITE + 10):
-        store.queue_metrics(make_metrics_row("j", 1, step, 1.0, {}))
+    for step in range(1, METRICS_PER_WRITE + 10):
+        store.metrics.queue(make_metrics_row("j", 1, step, 1.0, {}))
     last = [make_metrics_row("j", 1, step, 1.0, {}) for step in (7001, 7002)]
     assert store.append([submission("j")], strict=True, metrics=last) == [1]
-    assert [row["step"] for row in store.reports("j")] == [*range(1, REPORTS_PER_WRITE + 10), 7001, 7002]
+    assert [row["step"] for row in store.metrics.read("j")] == [*range(1, METRICS_PER_WRITE + 10), 7001, 7002]
 
 
 def test_all_metrics_that_were_queued_before_an_event_are_stored_with_it(store):
-    for step in range(3 * REPORTS_PER_WRITE):
-        store.queue_metrics(make_metrics_row("j", 1, step, 1.0, {}))
+    for step in range(3 * METRICS_PER_WRITE):
+        store.metrics.queue(make_metrics_row("j", 1, step, 1.0, {}))
     store.append([submission("j")])
-    assert len(store.reports("j")) == 3 * REPORTS_PER_WRITE
+    assert len(store.metrics.read("j")) == 3 * METRICS_PER_WRITE
 
 
 def test_metrics_of_events_that_are_refused_are_not_stored(store):
     with pytest.raises(InvalidEvent):
         store.append([event("j", "started")], strict=True, metrics=[make_metrics_row("j", 1, 1, 1.0, {})])
     assert store.append([submission("k")], metrics=[make_metrics_row("k", 1, 2, 1.0, {})]) == [1]
-    assert (store.reports("j"), [row["seq"] for row in store.reports("k")]) == ([], [1])
-    assert store.reports_lost == 0
+    assert (store.metrics.read("j"), [row["seq"] for row in store.metrics.read("k")]) == ([], [1])
+    assert store.metrics.lost == 0
 
 
 # -- what is told apart from success
@@ -306,9 +306,9 @@ def test_jobs_survive_in_the_log(open_store):
 def test_how_far_an_attempts_events_are_stored_is_the_newest_of_its_reports_and_checkpoints(open_store):
     store = open_store()
     store.append([submission("j"), Event("j", "placed", 1, 2.0, PLACED)])
-    store.queue_metrics(make_metrics_row("j", 1, 1, 3.0, {"loss": 1.0}, 120))
+    store.metrics.queue(make_metrics_row("j", 1, 1, 3.0, {"loss": 1.0}, 120))
     store.append([Event("j", "checkpoint", 1, 4.0, {"pool": "cpu", "path": "x", "step": 1, "at": 240})], strict=True)
-    store.queue_metrics(make_metrics_row("j", 1, 2, 5.0, {"loss": 0.5}, 360))
+    store.metrics.queue(make_metrics_row("j", 1, 2, 5.0, {"loss": 0.5}, 360))
     store.close()
     store = open_store()
     assert store.stored_offset("j", 1) == 360 and store.stored_offset("j", 2) == store.stored_offset("nobody", 1) == 0
@@ -316,7 +316,7 @@ def test_how_far_an_attempts_events_are_stored_is_the_newest_of_its_reports_and_
     assert store.stored_offset("j", 1) == 480
     store.append([Event("j", "interrupted", 1, 7.0, {"reason": "lost"}), Event("j", "placed", 2, 8.0, PLACED)])
     assert store.stored_offset("j", 2) == 0
-    store.queue_metrics(make_metrics_row("j", 2, 1, 9.0, {"loss": 0.4}, 60))
+    store.metrics.queue(make_metrics_row("j", 2, 1, 9.0, {"loss": 0.4}, 60))
     store.close()
     store = open_store()
     assert (store.stored_offset("j", 1), store.stored_offset("j", 2)) == (480, 60)

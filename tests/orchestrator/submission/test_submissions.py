@@ -17,7 +17,7 @@ from orchestrator.services.service import Service
 from orchestrator.services.submissions import Submission
 from orchestrator.services.views import accepted_view, acknowledged, job_view
 from orchestrator.spec.job_spec import parse_job
-from orchestrator.store.events import writer as store_writer
+from orchestrator.store.events import write_queue
 from orchestrator.store.events.unit_of_work import make_metrics_row
 from orchestrator.verbs import jobs
 
@@ -185,11 +185,11 @@ def test_jobs_are_listed_by_pages_with_chosen_fields(live):
 def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
     for number in range(3):
         job = live.ran({**RUN, "name": f"n{number}"})["id"]
-        live.service.store.queue_metrics(make_metrics_row(job, 1, number, 1.0, {"step": number}))
+        live.service.store.metrics.queue(make_metrics_row(job, 1, number, 1.0, {"step": number}))
     live.ran(RUN)
     live.service.jobs_table._metrics.clear()  # as in a server that has just started
     asked = []
-    monkeypatch.setattr(live.service.store, "last_report", lambda job: asked.append(job))
+    monkeypatch.setattr(live.service.store.metrics, "last", lambda job: asked.append(job))
     assert [job["metrics"] for job in jobs.list_(live.hub).rows] == [{"step": n} for n in range(3)] + [{}]
     assert asked == []
 
@@ -218,7 +218,7 @@ def test_a_job_that_others_see_is_known_to_the_controller_although_its_request_i
             go_on.wait(LIMIT_S)
         commit(work, lines)
 
-    monkeypatch.setattr(store_writer, "MAX_GROUP_EVENTS", 1)
+    monkeypatch.setattr(write_queue, "MAX_GROUP_EVENTS", 1)
     monkeypatch.setattr(writer, "_commit", held_up)
     asked = [Submission(RUN | {"name": name}, "", "") for name in ("first", "second")]
     submitting = threading.Thread(target=live.service.submissions.submit_each, args=(asked,))
@@ -226,7 +226,7 @@ def test_a_job_that_others_see_is_known_to_the_controller_although_its_request_i
     try:
         wait_for(lambda: jobs.list_(live.hub).rows)
         asking = Asking(getattr(jobs, verb), live.hub, "first", *(["xla"] if verb == "migrate" else []))
-        wait_for(lambda: writer._work or not asking.is_alive())  # what follows from it is to be stored
+        wait_for(lambda: len(writer._queue) or not asking.is_alive())  # what follows from it is to be stored
     finally:
         go_on.set()
         submitting.join()
