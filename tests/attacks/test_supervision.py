@@ -97,6 +97,10 @@ def nothing_is_left(node, groups, *pids):
     assert node.reopen().live_attempts() == []
 
 
+def until_stopped(node, pid):
+    node.until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text(), f"process {pid} is stopped")
+
+
 def recorded(node, job="j"):
     supervisor = node.supervisor_pid(job)
     return supervisor, int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1])
@@ -124,8 +128,9 @@ def test_a_supervisor_that_is_stopped_again_and_again_loses_its_attempt_with_the
     deed = "while True: os.kill(supervisor, signal.SIGSTOP); time.sleep(0.01)"
     node.start(command=daemon(deed, tmp_path / "pid"))
     pid = node.until_file(tmp_path / "pid")
-    lease.write(node.folder().lease, 0.5)
     supervisor, keeper = recorded(node)
+    until_stopped(node, supervisor)  # the lease of one that runs is renewed
+    lease.write(node.folder().lease, 0.5)
     assert ended(node)["state"] == "lost"
     nothing_is_left(node, groups, pid, supervisor, keeper)
 
@@ -134,7 +139,7 @@ def test_a_stopped_supervisor_obeys_cancel(node, groups):
     node.python("j", f"import os, signal; os.kill(os.getppid(), signal.SIGSTOP); print('x'); {SLEEP}")
     node.until(lambda: node.folder().supervisor.exists(), "it is on record")
     supervisor = node.supervisor_pid()
-    node.until(lambda: "T (stopped)" in Path(f"/proc/{supervisor}/status").read_text(), "it is stopped")
+    until_stopped(node, supervisor)
     node.attempts.stop("j", 1, "cancel")
     assert ended(node)["state"] == "cancelled"
     nothing_is_left(node, groups, supervisor)

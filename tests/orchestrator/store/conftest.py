@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S
 
+from orchestrator.store.database import database
+from orchestrator.store.events import idempotency, writer
 from orchestrator.store.events.event_store import EventStore
 
 
@@ -49,6 +51,14 @@ def open_store(url, open_at):
 @pytest.fixture
 def store(open_store):
     return open_store()
+
+
+@pytest.fixture
+def patient_store(monkeypatch):
+    """A store restores lost connections, and lets writes wait, for as long as a test may wait."""
+    limits = ((database, "RECONNECT_S"), (writer, "RECONNECT_S"), (writer, "WAIT_S"), (idempotency, "MAX_WAIT_S"))
+    for module, name in limits:
+        monkeypatch.setattr(module, name, LIMIT_S)
 
 
 @pytest.fixture

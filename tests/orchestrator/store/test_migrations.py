@@ -170,8 +170,8 @@ def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(
     before = content(store)
     store.close()
     name, _, folder = postgresql_url.partition("@/")[2].partition("?host=")
-    server = "SELECT wait_event_type FROM pg_stat_activity WHERE application_name = 'polyfleet store'"
-    server += " AND datname = current_database()"
+    server = "SELECT wait_event_type FROM pg_stat_activity WHERE application_name LIKE 'polyfleet %'"
+    server += " AND datname = current_database()"  # its writer, and the session that has the lock
     with psycopg.connect(dbname=name, host=folder, user=postgresql.user) as other:
         other.execute("LOCK TABLE schema_version IN SHARE MODE")  # the last thing that an upgrade changes
         child = subprocess.Popen(next_version.open_command(newer, postgresql_url), cwd=ROOT)

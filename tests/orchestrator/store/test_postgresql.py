@@ -72,6 +72,7 @@ def test_who_lost_the_lock_to_another_writes_no_more(open_store, postgresql, url
     assert [e.seq for e in first.read(0)] == [1]
 
 
+@pytest.mark.usefixtures("patient_store")
 def test_who_lost_its_sessions_to_nobody_takes_the_lock_again(store, open_store, postgresql, url):
     store.append([EVENT])
     postgresql.sql(url, KILL_OURS)
@@ -90,6 +91,7 @@ def test_two_schemas_of_a_database_are_two_stores(open_at, postgresql, url):
     assert len(first.read(0)) == 1 and first.identity != second.identity
 
 
+@pytest.mark.usefixtures("patient_store")
 def test_connections_killed_during_commits_lose_and_double_nothing(store, postgresql, url, wait_for, request):
     submitters = Submitters(store)
     request.addfinalizer(submitters.ended)
@@ -131,6 +133,7 @@ def test_a_submission_whose_key_cannot_be_looked_up_is_told_when_to_come_back(
     assert refused.value.retry_after_s == 5
 
 
+@pytest.mark.usefixtures("patient_store")
 def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, url):
     killers = [threading.Thread(target=postgresql.sql, args=(url, KILL_OURS)) for _ in range(12)]
     for number in range(60):

@@ -19,6 +19,7 @@ def url(postgresql_url):
     return postgresql_url
 
 
+@pytest.mark.usefixtures("patient_store")
 def test_a_database_that_is_away_for_4_s_refuses_nothing(open_store, postgresql, url, wait_for, request):
     """Not those either that look for their key first, which is a read."""
     store = open_store()
