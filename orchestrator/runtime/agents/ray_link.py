@@ -59,6 +59,8 @@ class RayLink:
         `release_all` returns what we hold in a cluster that we leave; it may wait.
         """
         self.hold_reason = ""
+        if self._activity and recorded is None:
+            return NO_FLEET
         if self._activity:
             return f"{self._activity}, for {time.monotonic() - self._since_s:.0f} s"
         if recorded is not None and recorded.state == "leaving":
