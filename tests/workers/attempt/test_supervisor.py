@@ -10,6 +10,7 @@ import pytest
 from patience import LIMIT_S
 
 from workers.attempt import folder_setup
+from workers.attempt.supervision import supervisor_handle
 from workers.protocol import lease
 from workers.protocol.folders import read_json
 
@@ -114,7 +115,8 @@ def test_a_daemon_that_wiped_its_environment_dies_too(node, tmp_path, is_alive):
     assert not is_alive(node.until_file(tmp_path / "pid"))
 
 
-def test_a_lease_that_passes_kills_everything(node, tmp_path, is_alive):
+def test_a_lease_that_passes_kills_everything(node, tmp_path, is_alive, monkeypatch):
+    monkeypatch.setattr(supervisor_handle, "LEASE_MARGIN_S", LIMIT_S)  # the agent leaves it to the supervisor
     node.python("j", DAEMON + f"daemon({str(tmp_path / 'pid')!r}); {SLEEP}")
     daemon = node.until_file(tmp_path / "pid")
     lease.write(node.folder().lease, 0.5)
