@@ -22,6 +22,7 @@ from cluster.nodes.raylets import wait_until_started
 
 pytestmark = pytest.mark.full
 
+ORDERED = True  # the last test ends the fleet of all
 HERE = {"backend": "cpu", "environment": {"interpreter": "current"}}
 PATIENCE_S = 180.0
 
