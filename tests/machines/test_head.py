@@ -11,6 +11,7 @@ from test_hosts import Fleet
 from their_ray import wait
 
 pytestmark = pytest.mark.full
+ORDERED = True  # the last tests end the fleet
 COUNT = "for i in $(seq 1000); do echo tick $i; sleep 0.5; done"
 
 

@@ -15,6 +15,7 @@ from bed_ssh import client_config, known_hosts
 from their_ray import User, bare_python, wait
 
 pytestmark = pytest.mark.full
+ORDERED = True  # the last tests end the fleet
 
 SSH = HOME / ".ssh"
 

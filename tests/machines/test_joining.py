@@ -9,6 +9,7 @@ from their_ray import TOKEN, TheirRay, User, bare_python, wait
 
 pytestmark = pytest.mark.full
 
+ORDERED = True  # nodes come one after the other, and the last tests end the fleet
 LABEL = "--labels=polyfleet.io/node={}"
 
 
