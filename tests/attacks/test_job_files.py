@@ -54,7 +54,7 @@ class Node:
     def start(self, job, code, **more):
         order = Order(
             job=job, epoch=1, task="run", backend="cpu", kind="cpu", emulated=False, devices=(0,), node_rank=0, nodes=1,
-            first_rank=0, ranks=1, world_size=1, master_address="127.0.0.1", master_port=29500, lease_s=60.0,
+            first_rank=0, ranks=1, world_size=1, master_address="127.0.0.1", master_port=29500, lease_s=600.0,
             command=(sys.executable, "-S", "-c", START + code),
         )  # fmt: skip
         self.agent.start(1, dataclasses.replace(order, **more).to_plain(), {})

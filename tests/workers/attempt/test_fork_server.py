@@ -239,7 +239,7 @@ starter.start()
 packages = NodeCodeArchives(root / "packages")
 attempts = AttemptManager(root / "attempts", root / "storage", "n0", packages, lambda order: 1, None, starter)
 attempts.start(
-    Order("j", 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, lease_s=60.0,
+    Order("j", 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, lease_s=600.0,
           command=("sh", "-c", "echo ready; exec sleep 600")), {})
 print(starter._fork_server.pid, flush=True)
 time.sleep(600)

@@ -23,7 +23,7 @@ from workers.storage.pool_storage import PoolStorage
 
 def order(job="j", command=("true",), **more):
     fixed = {"epoch": 1, "task": "run", "backend": "cpu", "kind": "cpu", "emulated": False, "devices": (0,), "nodes": 1}
-    ranks = {"node_rank": 0, "first_rank": 0, "ranks": 1, "world_size": 1, "lease_s": 60.0}
+    ranks = {"node_rank": 0, "first_rank": 0, "ranks": 1, "world_size": 1, "lease_s": 600.0}
     meet = {"master_address": "127.0.0.1", "master_port": 29500}
     return dataclasses.asdict(Order(**(fixed | ranks | meet | {"job": job, "command": command} | more)))
 

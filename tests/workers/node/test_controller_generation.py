@@ -86,7 +86,8 @@ def test_the_fences_in_a_nodes_folder_are_those_of_its_own_fleet(tmp_path, monke
     monkeypatch.setenv("POLYFLEET_FLEET", "f1")
     monkeypatch.setenv("POLYFLEET_FENCE_DIR", str(tmp_path / "fences"))
     agent = Agent(tmp_path / "node", tmp_path / "storage", "n0", "cpu", "cpu", fleet)
-    order = Order("j", 2, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("true",))
+    order = Order("j", 2, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("true",),
+                  lease_s=600.0)  # fmt: skip
     with pytest.raises(Conflict, match="superseded by attempt 3") if refused else nullcontext():
         agent.start(1, order.to_plain(), {})
     known = {}
