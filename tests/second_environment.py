@@ -51,13 +51,13 @@ def run_tests(words: Iterable[Path | str], folder: Path) -> list[str]:
         pytest.skip("POLYFLEET_XLA_PYTHON names no interpreter that has torch-xla and IPEX")
     assert Path(INTERPRETER).is_file(), f"POLYFLEET_XLA_PYTHON is {INTERPRETER}, and there is no such file"
     ignored = [f"-Wignore::{rule}" for rule in NOISE]
-    options = ["-q", "-rs", "-p", "no:cacheprovider", "--basetemp", str(folder / "their"), *ignored]
+    options = ["-q", "-rs", "-p", "no:cacheprovider", "-p", "open_xla", "--basetemp", str(folder / "their"), *ignored]
     done = subprocess.run(
         [INTERPRETER, "-m", "pytest", *options, *map(str, words)],
         cwd=ROOT,
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("COV")},
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{_only_pytest(folder)}",
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", _only_pytest(folder)))),
             "OMP_NUM_THREADS": "1",
             "PJRT_DEVICE": "CPU",
             "POLYFLEET_CPU_ENGINE": "ipex",

@@ -18,7 +18,7 @@ UNITS_ARE_MISSING = "has no native"
 
 SUITES = {
     "devices": (
-        HERE / "test_xla.py",  # first: see below
+        HERE / "test_xla.py",
         HERE / "test_cpu_engines.py",
         HERE / "test_options.py",
         HERE / "test_users_loops.py",
@@ -38,11 +38,7 @@ SUITES = {
     ),
     "the tasks": (TASKS / "test_train.py", TASKS / "test_prepare.py", TASKS / "test_benchmark.py"),
 }
-"""Files and words of pytest. In one process each: importing torch-xla and IPEX takes five seconds.
-
-The first device of torch_xla has to be made before the first backward of a process, on the CPU too: torch 2.8 counts
-devices then, and asserts in every backward on a device that it has not counted.
-"""
+"""Files and words of pytest. In one process each: importing torch-xla and IPEX takes five seconds."""
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=str)
