@@ -40,6 +40,8 @@ NOISE = (
     "UserWarning:torch_xla",
     "UserWarning:torch.autograd.graph",  # IPEX replaces layer_norm without its own autograd kernel
 )
+# Variables by which a run records itself: a failure there is one of the test that runs it, and is recorded once.
+OURS = ("COV", "POLYFLEET_TESTS_FAILURES")
 # Of what `.ci/run` installs, that environment has the compiler.
 HAS = "compiler"
 
@@ -56,7 +58,7 @@ def run_tests(words: Iterable[Path | str], folder: Path) -> list[str]:
         [INTERPRETER, "-m", "pytest", *options, *map(str, words)],
         cwd=ROOT,
         env={
-            **{name: value for name, value in os.environ.items() if not name.startswith("COV")},
+            **{name: value for name, value in os.environ.items() if not name.startswith(OURS)},
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", _only_pytest(folder)))),
             "OMP_NUM_THREADS": "1",
             "PJRT_DEVICE": "CPU",

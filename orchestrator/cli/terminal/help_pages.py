@@ -36,9 +36,11 @@ class WithExamples(TyperCommand):
 
     def _unexpected(self, ctx: Any, extra: list[str]) -> str:
         names = [piece.strip("{}[]") for parameter in self.params for piece in parameter.get_usage_pieces(ctx)]
-        message = f"{ctx.command_path} accepts only {' '.join(names) or 'options'}; unexpected: {shlex.join(extra)}"
-        if not names and any("--file" in parameter.opts for parameter in self.params):
-            message += f". To name a file: --file {shlex.quote(extra[0])}"
+        if names:
+            return f"{ctx.command_path} accepts only {' '.join(names)}, but also got {shlex.join(extra)}."
+        message = f"{ctx.command_path} accepts no argument, but got {shlex.join(extra)}."
+        if any("--file" in parameter.opts for parameter in self.params):
+            message += f" To name a file, write --file {shlex.quote(extra[0])}."
         return message
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
