@@ -64,7 +64,7 @@ def verb(command: Any, name: str) -> Iterator[str]:
     """A command, then its own commands."""
     inner = getattr(command, "commands", {})
     if name != NAME:
-        arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
+        arguments = [written(p) for p in command.params if p.param_type_name == "argument"]
         words = ["COMMAND"] if inner else [f"[{a}]" if " | " in a else a for a in arguments]
         yield from (f"## `{' '.join([name, *words])}`", "", command.help or "", "")
     options = [row for p in command.params if (row := parameter(p))]
@@ -74,6 +74,11 @@ def verb(command: Any, name: str) -> Iterator[str]:
         yield from ("```console", *(f"$ {example}" for example in examples), "```", "")
     for key in inner:
         yield from verb(inner[key], f"{name} {key}")
+
+
+def written(argument: Any) -> str:
+    word = str(argument.metavar or argument.name.upper())
+    return word if argument.nargs != -1 or "..." in word else f"{word}..."
 
 
 def parameter(p: Any) -> tuple[str, str, str] | None:

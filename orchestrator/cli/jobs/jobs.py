@@ -6,7 +6,7 @@ import typer
 
 from cluster.errors import UserError
 from orchestrator.cli.terminal import completion_values
-from orchestrator.cli.terminal.output import Format, JobArgument, Output, emit, print_message
+from orchestrator.cli.terminal.output import Format, JobArgument, JobArguments, Output, emit, print_message
 
 if TYPE_CHECKING:
     from orchestrator.views.jobs import JobState
@@ -82,16 +82,17 @@ def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
         emit(client.jobs.show(ref), output, job)
 
 
-def cancel(ref: JobArgument, output: Output = Format.TABLE) -> None:
-    """Cancel a job. A job that has ended is not changed."""
+def cancel(refs: JobArguments, output: Output = Format.TABLE) -> None:
+    """Cancel jobs. A job that has ended is not changed. If one of the jobs does not exist, none is cancelled."""
     from orchestrator.client.client import connect
     from orchestrator.show.table import TableStack
 
     with connect(progress=print_message) as client:
-        before = client.jobs.show(ref)
-        view = client.jobs.cancel(before["id"])
-    note = " (it had already ended)" if before["ended_at"] else ""
-    emit(view, output, lambda view: TableStack((f"{view['id']}: {view['state']}{note}",)))
+        before = {job["id"]: job for job in map(client.jobs.show, refs)}
+        views = [client.jobs.cancel(job_id) for job_id in before]
+    notes = {job_id: " (it had already ended)" if job["ended_at"] else "" for job_id, job in before.items()}
+    lines = (f"{view['id']}: {view['state']}{notes[view['id']]}" for view in views)
+    emit(views if len(refs) > 1 else views[0], output, lambda _: TableStack(tuple(lines)))
 
 
 def migrate(

@@ -17,7 +17,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "jobs": ("polyfleet jobs --state RUNNING", "polyfleet jobs --name 'sweep-*' --since 2h"),
     "show": ("polyfleet show sweep-1", "polyfleet show sweep-1 -o json"),
     "logs": ("polyfleet logs -f sweep-1", "polyfleet logs sweep-1 --rank 0 --tail 50"),
-    "cancel": ("polyfleet cancel sweep-1", "polyfleet cancel 3f2a91c0 -o json"),
+    "cancel": ("polyfleet cancel sweep-1 sweep-2", "polyfleet cancel 3f2a91c0 -o json"),
     "migrate": ("polyfleet migrate sweep-1 --to tpu:v5e", "polyfleet migrate sweep-1 --to lab"),
     "rename": ("polyfleet rename sweep-1 baseline", "polyfleet rename 7f3a baseline"),
     "explain": ("polyfleet explain sweep-1", "polyfleet explain sweep-1 --if '+4 amd:MI300X' --if 'pool tpu down'"),

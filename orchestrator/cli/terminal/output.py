@@ -32,13 +32,11 @@ class Format(StrEnum):
 
 
 Output = Annotated[Format, typer.Option("--output", "-o", help="Output format", show_choices=True)]
-JobArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Job id, unique id prefix, or job name (the newest of that name)",
-        metavar="JOB",
-        autocompletion=completion_values.jobs,
-    ),
+JOB_HELP = "Job id, unique id prefix, or job name (the newest of that name)"
+JobArgument = Annotated[str, typer.Argument(help=JOB_HELP, metavar="JOB", autocompletion=completion_values.jobs)]
+JobArguments = Annotated[
+    list[str],
+    typer.Argument(help=f"{JOB_HELP}; repeatable", metavar="JOB", autocompletion=completion_values.jobs),
 ]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.client import client as http
+
 
 def test_an_unknown_option_or_verb_is_exit_code_2(polyfleet):
     for words in (
@@ -26,6 +28,23 @@ def test_a_missing_job_is_exit_code_2(here, live):
         done = here(words[0], "absent", *words[1:])
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == "error: no job 'absent'\n  valid: none\n"
+
+
+def test_several_jobs_are_cancelled_at_once_or_none_if_one_is_missing(here, live):
+    ended = live.ran({"task": "run", "name": "ended", "command": "true"})["id"]
+    live.fleet.hold(live.service)
+    with http.connect(start=False) as client:
+        first, second = (client.jobs.submit({"task": "run", "command": "true"})["id"] for _ in range(2))
+    done = here("cancel", first, "absent", second)
+    assert (done.returncode, done.stdout) == (2, "") and "error: no job 'absent'" in done.stderr
+    assert {job["state"] for job in json.loads(here("jobs", "-o", "json").stdout)} == {"SUCCEEDED", "PENDING"}
+
+    done = here("cancel", first, ended, second, first)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{first}: CANCELLED\n{ended}: SUCCEEDED (it had already ended)\n{second}: CANCELLED\n"
+    printed = json.loads(here("cancel", second, ended, "-o", "json").stdout)
+    assert [(job["id"], job["state"]) for job in printed] == [(second, "CANCELLED"), (ended, "SUCCEEDED")]
+    assert json.loads(here("cancel", second, "-o", "json").stdout)["state"] == "CANCELLED"
 
 
 def test_a_fleet_that_cannot_serve_is_exit_code_3(here, live):

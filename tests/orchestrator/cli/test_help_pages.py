@@ -54,7 +54,7 @@ def test_an_unknown_short_option_names_the_long_one(polyfleet, words, option):
             ["up", "my fleet.yaml"],
             "polyfleet up accepts no argument, but got 'my fleet.yaml'. To name a file, write --file 'my fleet.yaml'.",
         ),
-        (["cancel", "a", "b"], "polyfleet cancel accepts only JOB, but also got b."),
+        (["show", "a", "b"], "polyfleet show accepts only JOB, but also got b."),
     ],
 )
 def test_an_unexpected_argument_is_named_with_those_that_are_accepted(polyfleet, words, message):
