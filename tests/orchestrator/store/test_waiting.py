@@ -1,6 +1,7 @@
 """Nobody waits for the store for ever: what a write that does not end keeps waiting is told so, and stays true."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -21,20 +22,6 @@ def limits(monkeypatch):
     monkeypatch.setattr(event_store, "WRITING_LATE_S", 0.0)
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """`with impatient():` the store waits for 0.1 and 0.2 s only."""
-
-    @contextmanager
-    def short():
-        with monkeypatch.context() as patched:
-            patched.setattr(writer, "WAIT_S", 0.1)
-            patched.setattr(idempotency, "MAX_WAIT_S", 0.2)
-            yield
-
-    return short
-
-
 class Disk:
     """Makes the write under way wait, as a disk that does not answer."""
 
@@ -51,6 +38,27 @@ def disk():
     disk = Disk()
     yield disk
     disk.answers.set()
+
+
+@pytest.fixture
+def impatient(monkeypatch, disk):
+    """`with impatient():` the store waits for 0.1 and 0.2 s only, from when a write has reached the disk."""
+    wait_committed = writer.wait_committed
+
+    def wait(units, until_s):
+        begun_s = time.monotonic()
+        assert disk.reached.wait(LIMIT_S)
+        return wait_committed(units, until_s + time.monotonic() - begun_s)
+
+    @contextmanager
+    def short():
+        with monkeypatch.context() as patched:
+            patched.setattr(writer, "WAIT_S", 0.1)
+            patched.setattr(writer, "wait_committed", wait)
+            patched.setattr(idempotency, "MAX_WAIT_S", 0.2)
+            yield
+
+    return short
 
 
 @pytest.fixture
