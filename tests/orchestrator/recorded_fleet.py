@@ -262,6 +262,7 @@ class RecordedFleet:
         for actor in self._by_id.values():
             actor.heard.set()
             actor.agent.stop_all()
+            actor.agent._send_facts_now()  # a `poll` under way would keep all of this for seconds
             actor.threads.shutdown(wait=False)
 
     def printed(self, job: str, lines: list[str]) -> None:

@@ -171,8 +171,15 @@ class RayCalls:
 
     def _work(self, generation: int) -> None:
         self._thread_state.generation = generation
-        while (call := self._next(generation)) is not None:
+        while self._execute_next(generation):
+            pass
+
+    def _execute_next(self, generation: int) -> bool:
+        """Return False if the thread shall end. A thread that waits holds nothing of its last call."""
+        call = self._next(generation)
+        if call is not None:
             self._execute(call)
+        return call is not None
 
     def _next(self, generation: int) -> _Call | None:
         with self._changed:
@@ -193,6 +200,7 @@ class RayCalls:
                 value = call.make()
             except BaseException as e:
                 error = e
+        self._thread_state.call = None
         with self._changed:
             self._calls.discard(call)
             is_late, call.is_over = call.is_over, True

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 from patience import LIMIT_S, wait_for
@@ -46,6 +47,14 @@ def test_asking_never_waits_also_when_every_thread_is_blocked(head):
     head.set()
     assert wait_for(lambda: sorted(answers) == [0, 1, 2, 3, 4])
     assert not engine.exhausted
+
+
+def test_a_thread_that_waits_holds_nothing_of_its_last_call():
+    engine, used = RayCalls(), threading.Event()
+    use = weakref.ref(used)
+    assert engine.call("use", lambda used=used: used.is_set(), LIMIT_S) is False
+    del used
+    wait_for(lambda: use() is None)
 
 
 def test_others_go_on_while_one_call_is_blocked(head):
