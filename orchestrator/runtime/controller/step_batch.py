@@ -141,8 +141,7 @@ class StepBatch:
                 item.set_refusal(next((c for c in step.commands if isinstance(c, Reject)), None))
                 requests.append(item)
         metrics = [command for command in commands if isinstance(command, StoreReport)]
-        self._commit(events, metrics)
-        self.control = state
+        self._commit(events, metrics, state)
         self.story.add(lines)
         self._on_state(state)
         for request in requests:
@@ -159,18 +158,23 @@ class StepBatch:
             self.tick_due_s = start_s + min(took_s / TICK_SHARE, took_s + CYCLE_S)
         return step
 
-    def _commit(self, events: list[Event], metrics: list[StoreReport]) -> None:
-        """Store the events, and with them the metrics: a user who sees that a job has ended can read all its metrics.
+    def _commit(self, events: list[Event], metrics: list[StoreReport], state: Control) -> None:
+        """Store the events, and with them the metrics: a user who sees that a job has ended can read all its metrics,
+        and finds its devices free, because `state` is set before.
 
         Metrics without events are stored soon, because nothing waits for them.
         """
         _reach_crash_points(events, metrics, crash_points.BEFORE)
         if events:
             self._before_write()
-            self._jobs.commit(events, metrics)
+            self._jobs.commit(events, metrics, lambda: self._set_state(state))
         else:
             self._jobs.queue_metrics(metrics)
+            self._set_state(state)
         _reach_crash_points(events, metrics, crash_points.AFTER)
+
+    def _set_state(self, state: Control) -> None:
+        self.control = state
 
     def _with_stored_jobs(self, message: Any, state: Control) -> Any:
         """Add to an agent's reply which of its jobs are in the store, in addition to those open in `state`."""

@@ -80,15 +80,23 @@ class Jobs:
 
     # -- writing
 
-    def commit(self, events: Sequence[Event], metrics: Sequence[StoreReport] = ()) -> list[Event]:
+    def commit(
+        self,
+        events: Sequence[Event],
+        metrics: Sequence[StoreReport] = (),
+        stored: Callable[[], None] = lambda: None,
+    ) -> list[Event]:
         """Store events, the rows of their jobs, and metrics, in one transaction; return the events with their numbers.
+
+        `stored` is called in the store's thread once all are durable, before any reader can see them.
 
         Raises StoreUnavailable, with nothing changed, if the store cannot be written now; InvalidEvent if an event is
         not allowed after the job's history; UserError for data that the store never accepts.
         """
         storable = _storable(metrics)
         try:
-            numbers = self._store.append(events, strict=True, metrics=[row for _, row in storable])
+            rows = [row for _, row in storable]
+            numbers = self._store.append(events, strict=True, metrics=rows, stored=lambda _: stored())
         except FleetError as e:
             raise StoreUnavailable.from_error(e) from e
         for command, _ in storable:

@@ -98,13 +98,19 @@ class EventStore:
         with self._database.reading() as connection:
             return connection.scalar(newest)
 
-    def append(self, new: Sequence[Event], strict: bool = False, metrics: Iterable[Data] = ()) -> list[int]:
+    def append(
+        self,
+        new: Sequence[Event],
+        strict: bool = False,
+        metrics: Iterable[Data] = (),
+        stored: Stored | None = None,
+    ) -> list[int]:
         """Append events and return their numbers, in order. They, the rows of their jobs, and the metrics are durable
         when it returns; if it raises, none is stored. With `strict`, raises InvalidEvent if an event is not valid for
-        its job.
+        its job. `stored` is called as for `idempotent_each`.
         """
         unit = make_unit(new, strict)
-        unit.metrics = list(metrics)
+        unit.metrics, unit.stored = list(metrics), stored
         numbers: list[int] = self._writer.submit(unit) if new or unit.metrics else []
         return numbers
 

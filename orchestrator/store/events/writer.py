@@ -202,7 +202,8 @@ class StoreWriter(threading.Thread):
         self.trouble, self._lost_s = ("", 0.0), 0.0
         for unit in work:
             if unit.stored is not None:
-                unit.stored([changes.after[job] for job in dict.fromkeys(event.job for event in unit.events)])
+                jobs = dict.fromkeys(event.job for event in unit.events)
+                unit.stored([changes.after[job] for job in jobs if job in changes.after])  # a node's events have no job
         self._cache.put(changes.after.values())
         with self.committed:
             self.last_seq += written

@@ -19,6 +19,7 @@ from orchestrator.runtime.controller.step_batch import StepBatch
 from orchestrator.runtime.jobs.jobs import Jobs
 from orchestrator.store.events import database_setting
 from orchestrator.store.events.event_store import EventStore
+from orchestrator.store.rows.job_cache import JobCache
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
 
@@ -113,6 +114,22 @@ def test_of_a_turn_only_what_cannot_be_stored_is_dropped(live_steps, caplog):
     assert jobs[good].job.state == "CANCELLED" and all(ask.done.is_set() for ask in asks)
     assert "internal error" in str(asks[0].error) and asks[1].error is None
     assert "is dropped" in caplog.text
+
+
+def test_who_sees_that_a_job_has_changed_finds_the_controllers_state_changed(live_steps, monkeypatch):
+    """Else it would find the devices of a job that has ended in use."""
+    steps, jobs, submit = live_steps
+    job, seen = submit("job"), []
+    put = JobCache.put
+
+    def visible_now(cache, records):
+        seen.append((jobs[job].job.state, job in steps.control.records))
+        put(cache, records)
+
+    monkeypatch.setattr(JobCache, "put", visible_now)
+    steps.apply([m.CancelRequested(job, "user")])
+    assert seen == [("PENDING", False)]
+    assert jobs[job].job.state == "CANCELLED"
 
 
 @pytest.fixture

@@ -262,6 +262,14 @@ def test_odd_steps_of_users_code_spoil_nothing(open_store, step, time_s):
     assert open_store().metrics.last("j") == {"a": 1}
 
 
+def test_what_is_told_once_events_are_stored_has_the_records_of_their_jobs(store):
+    told = []
+    drained = Event("node/n0", "drained", 0, 1.0, {"reason": ""})
+    store.append([submission("j"), drained], strict=True, stored=told.append)
+    store.append([drained], strict=True, stored=told.append)
+    assert [[record.job.id for record in records] for records in told] == [["j"], []]
+
+
 def test_metrics_of_events_are_stored_with_them_after_all_earlier_ones(store):
     for step in range(1, METRICS_PER_WRITE + 10):
         store.metrics.queue(make_metrics_row("j", 1, step, 1.0, {}))
