@@ -22,7 +22,6 @@ def on_xla(arguments: list[str]) -> Any:
         [INTERPRETER, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
         env={**os.environ, "PYTHONPATH": repository, "PJRT_DEVICE": "CPU"},
     )
     assert done.returncode == 0, done.stderr

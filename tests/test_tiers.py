@@ -9,6 +9,7 @@ import tiers
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("test_*.py"))
 A_MARK = re.compile(r"\bpytest\.mark\.(full|chaos)\b")
+A_LIMIT = re.compile(r"\b(timeout|timeout_s)=\d\d|\.(wait|join|result|acquire|communicate)\(\d\d+[,.)]")
 
 
 def test_every_file_belongs_to_one_tier():
@@ -22,6 +23,18 @@ def test_every_file_belongs_to_one_tier():
         if (marks - allowed and file != Path(__file__)) or both:
             wrong.append(f"{file.relative_to(HERE)}: {sorted(marks)} in a file of {tiers.tier_of(file)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_call_in_a_test_has_a_limit_of_its_own():
+    """The limit of the test, which POLYFLEET_TEST_PATIENCE changes, is the only one: it prints the stacks of all
+    processes. A thread, which that limit does not end, waits for `patience.LIMIT_S`."""
+    limits = [
+        f"{file.relative_to(HERE)}:{number}: {line.strip()}"
+        for file in HERE.rglob("*.py")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if A_LIMIT.search(line)
+    ]
+    assert not limits, "\n".join(limits)
 
 
 @pytest.mark.parametrize(

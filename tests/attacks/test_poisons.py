@@ -81,7 +81,7 @@ def test_a_poison_harms_no_other_job_is_named_and_can_be_cancelled(fleet: Orches
     pids = pids_of(culprit)
     probes = [fleet.submit(RunJob(command="true", resources={"pool": pool})) for pool in ("crowded", "apart")]
     for probe in probes:
-        assert probe.wait(PATIENCE_S).state == "SUCCEEDED"
+        assert probe.wait().state == "SUCCEEDED"
     wait(lambda: is_named(fleet, culprit), f"{culprit.id} to be named")
     culprit.cancel()
     wait(lambda: culprit.id not in holders(fleet), "its device to be free")

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "logs.py"
 
 def test_every_case_is_measured(tmp_path):
     words = ["--log-mb", "3", "--read-mb", "1", "--rounds", "1", "--folder", tmp_path, "-o", tmp_path / "found.json"]
-    done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [row["case"] for row in found["rows"]][:2] == ["tail.agent", "tail.http"]

@@ -18,7 +18,7 @@ KEY = (
 
 def test_the_quick_form_decides_every_instance_near_the_best():
     words = [sys.executable, ROOT / "benchmarks/planner.py", "--quick", "-o", "json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert tuple(found)[: len(KEY)] == KEY
@@ -33,7 +33,7 @@ def test_traces_made_by_the_recipe_are_compared_by_how_much_long_times_count(tmp
     header = "job_type,scale_factor,v100_steps_per_s,p100_steps_per_s,k80_steps_per_s"
     (tmp_path / "throughputs_isolated.csv").write_text("\n".join((header, *sizes)))
     words = [sys.executable, ROOT / "benchmarks/tails.py", tmp_path, "--quick", "--tails", "0,0.2"]
-    done = subprocess.run([*words, "-o", tmp_path / "out.json"], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run([*words, "-o", tmp_path / "out.json"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [(row["set"], row["tail"]) for row in rows] == [
@@ -47,7 +47,7 @@ def test_batches_made_by_the_recipe_end_near_the_bound_of_the_makespan(tmp_path)
     header = "job_type,scale_factor,v100_steps_per_s,p100_steps_per_s,k80_steps_per_s"
     (tmp_path / "throughputs_isolated.csv").write_text("\n".join((header, *sizes)))
     words = [sys.executable, ROOT / "benchmarks/makespans.py", tmp_path, "--quick", "-o", tmp_path / "out.json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [(row["batch"], row["jobs"]) for row in rows] == [("seed 401", 40), ("seed 402", 40)]
@@ -60,7 +60,7 @@ def test_traces_are_replayed_under_each_policy(tmp_path):
     (tmp_path / "throughputs_isolated.csv").write_text("\n".join(rates))
     (tmp_path / "static_12_s0_n300.csv").write_text((ROOT / "examples/simulate/trace.csv").read_text())
     words = [sys.executable, ROOT / "benchmarks/traces.py", tmp_path, "--only", "static", "-o", tmp_path / "out.json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [(row["policy"], row["restart_s"], row["jobs"]) for row in rows] == [
@@ -70,7 +70,7 @@ def test_traces_are_replayed_under_each_policy(tmp_path):
 
 def test_whole_plans_are_made_by_order_and_on_arrays():
     words = [sys.executable, ROOT / "benchmarks/plans.py", "--quick", "-o", "json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert tuple(found)[:3] == ("order_ms_p50", "fill_ms_p50", "full_ms_p50")

@@ -51,7 +51,7 @@ def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
     with Orchestrator.up(address=address) as o:
         assert [n["state"] for n in o.inventory()] == ["ready"]
         job = o.submit(RunJob(command="echo here"))
-        assert str(job.wait(180).logs()) == "here"
+        assert str(job.wait().logs()) == "here"
         sleeping = o.submit(RunJob(command="sleep 300"))
         until(lambda: sleeping.state == "RUNNING")
         o.down()
@@ -84,10 +84,10 @@ def test_two_fleets_of_one_cluster_do_not_touch_each_other(
             assert not [f for f in second.fleet.doctor() if f["subject"] in ("store", "allocation")]
             assert (running.state, running.view["attempt"]) == ("RUNNING", 1)
             running.cancel()
-            assert str(waiting.wait(180).logs()) == "here"
+            assert str(waiting.wait().logs()) == "here"
             second.down()
         home("first")
         again = first.submit(RunJob(command="echo still here"))
-        assert str(again.wait(180).logs()) == "still here"
+        assert str(again.wait().logs()) == "still here"
         assert not [f for f in first.fleet.doctor() if f["subject"] in ("store", "allocation")]
         first.down()

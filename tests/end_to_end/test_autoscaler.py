@@ -136,7 +136,7 @@ def test_a_node_is_started_for_a_job_that_waits_where_one_can_be_had_and_is_give
             why = "pool sold-out is unavailable: no node came within 3 s (a launch failed; the log of Ray"
             until(lambda: why in stuck.view["reason"] and why in json.dumps(stuck.explain()))
             stuck.cancel()
-            job.wait(120)
+            job.wait()
             until(lambda: o.inventory() == [])
             assert str(job.logs()) == "grown", "kept before its node was given back"
             until(lambda: asked_for(address, token) == [])

@@ -200,7 +200,7 @@ def test_a_run_job_may_have_modules_named_like_ours(whole_fleet: Orchestrator, p
 
 
 def test_asking_for_what_is_over_is_no_error(whole_fleet: Orchestrator, polyfleet: Cli):
-    job = whole_fleet.submit(RunJob(command="true")).wait(180)
+    job = whole_fleet.submit(RunJob(command="true")).wait()
     assert polyfleet("cancel", job.id).stdout == f"{job.id}: SUCCEEDED (it had already ended)\n"
     silent = polyfleet("logs", job.id)
     assert (silent.returncode, silent.stdout) == (0, "")
@@ -322,7 +322,7 @@ def test_twenty_users_at_once_get_twenty_jobs(whole_fleet: Orchestrator):
     with ThreadPoolExecutor(20) as pool:
         jobs = list(pool.map(lambda n: whole_fleet.submit(RunJob(name=f"at-once-{n}", command="true")), range(20)))
     assert len({job.id for job in jobs}) == 20
-    assert {job.wait(180).state for job in jobs} == {"SUCCEEDED"}
+    assert {job.wait().state for job in jobs} == {"SUCCEEDED"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def saved(shared_fleet: Orchestrator, fleet_file: Path, train_file: Path) -> str
     with Orchestrator.up(fleet_file) as fleet:
         spec = {"entry": train_file.name, "working_dir": str(train_file.parent), "arguments": {"steps": 15}}
         job = fleet.submit(TrainJob(**spec, resources={"pool": "left"}))
-        job.result(180)
+        job.result()
     return job.id
 
 

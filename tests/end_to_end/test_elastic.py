@@ -60,7 +60,7 @@ def test_a_training_grows_to_a_device_that_became_free_and_makes_room_again(
     elastic = two_devices.submit(spec.model_copy(update={"arguments": arguments}))
     until(lambda: 1 in ranks_by_step(elastic).values())
     (tmp_path / "first").touch()
-    assert first.wait(180).state == "SUCCEEDED"
+    assert first.wait().state == "SUCCEEDED"
     until(lambda: newest_ranks(elastic) == 2)
     [grew] = stop_reasons(elastic)
     assert grew.startswith("moves to 2 cpu in pool cpu: about ") and "and the move costs about " in grew
@@ -70,7 +70,7 @@ def test_a_training_grows_to_a_device_that_became_free_and_makes_room_again(
     until(lambda: newest_ranks(elastic) == 1)
     assert f"for {second.id} of the same priority, which gains more from them" in stop_reasons(elastic)[1]
     (tmp_path / "second").touch()
-    assert second.wait(180).state == "SUCCEEDED"
+    assert second.wait().state == "SUCCEEDED"
 
     made = ranks_by_step(elastic)
     two_devices.jobs.cancel(elastic.id)

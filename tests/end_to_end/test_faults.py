@@ -31,7 +31,7 @@ def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
     until(lambda: job.view["checkpoint"])
     raylet_of("right-0").kill()
     go_on.touch()
-    returned = job.result(180)["returned"]
+    returned = job.result()["returned"]
     view = job.view
     if [a["pool"] for a in view["attempts"]] == ["right"]:  # its node was there again before its lease had passed
         assert (returned["first"], view["interruptions"]) == (0, 0)
@@ -40,7 +40,7 @@ def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
         assert returned["first"] == view["resumed_step"] >= 5
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
     assert ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.fleet.doctor()}
-    assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait(180).state == "SUCCEEDED"
+    assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait().state == "SUCCEEDED"
 
 
 def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_for(
@@ -61,7 +61,7 @@ def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_f
         until(lambda: running.state == "SUCCEEDED")
     finally:
         state_server().resume()
-    assert waiting.wait(180).state == "SUCCEEDED" and waiting.view["interruptions"] == 0, waiting.view["attempts"]
+    assert waiting.wait().state == "SUCCEEDED" and waiting.view["interruptions"] == 0, waiting.view["attempts"]
     until(lambda: not [f for f in fleet.fleet.doctor() if f["subject"] in ("head", "ray")])
 
 
@@ -70,7 +70,7 @@ def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator
     job = fleet.submit(RunJob(command="sleep 18", resources={"pool": "right"}, recovery={"lease": "150s"}))
     until(lambda: job.state == "RUNNING")
     agent_of("right-0").suspend()
-    assert job.wait(180).state == "SUCCEEDED" and job.view["attempt"] == 1
+    assert job.wait().state == "SUCCEEDED" and job.view["attempt"] == 1
     assert any("agent of right-0 did not answer" in f["message"] for f in fleet.fleet.doctor())
 
 
@@ -88,7 +88,7 @@ def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
         told = until(lambda: [f for f in emptied.fleet.doctor() if f["subject"] == "store" and f["level"] == "error"])
         assert "was replaced or emptied: 1 attempt of a job that it does not contain is running" in told[0]["message"]
         assert f"{job.id}.1.0 on right-0" in told[0]["message"]
-        assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
+        assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait().state == "SUCCEEDED"
         waits = emptied.submit(RunJob(command="true", resources={"pool": "right"}))
         until(lambda: "unknown to this server's database" in waits.view["reason"])
     assert processes_of(job.id)
@@ -126,7 +126,7 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     shard.write_bytes(data)
     rank.kill()
     go_on.touch()
-    assert job.result(180)["returned"]["first"] == int(before.name.split("-")[1])
+    assert job.result()["returned"]["first"] == int(before.name.split("-")[1])
     assert job.view["attempts"][-1]["pool"] == resumes_in
     shown = json.loads(cli("checkpoint", "show", f"right:{job.id}/{newest.name}", "-o", "json").stdout)
     assert f"right:{job.id}/{newest.name}/{shard.name}: chunk 1 of 1 is not what was saved" in shown["damaged"]

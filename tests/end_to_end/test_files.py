@@ -23,7 +23,7 @@ head -c 30000000 /dev/urandom > $POLYFLEET_OUTPUT_DIR/large-$$
 def test_nodes_of_a_gang_share_the_folder_where_they_share_the_storage(fleet: Orchestrator):
     gang = {"pool": "left", "accelerators": "cpu", "nodes": 2}
     job = fleet.submit(RunJob(command=WRITES, resources=gang))
-    assert job.wait(60).state == "SUCCEEDED"
+    assert job.wait().state == "SUCCEEDED"
     told = job.files()
     assert [folder["prefix"] for folder in told["folders"]] == [""]
     assert sorted(entry["bytes"] for entry in told["entries"])[2:] == [30_000_000] * 2
@@ -31,7 +31,7 @@ def test_nodes_of_a_gang_share_the_folder_where_they_share_the_storage(fleet: Or
 
 def test_a_download_outlives_a_server_that_is_killed_meanwhile(fleet: Orchestrator, home: Path, tmp_path: Path, until):
     job = fleet.submit(RunJob(command=WRITES, resources={"pool": "right"}))
-    assert job.wait(60).state == "SUCCEEDED"
+    assert job.wait().state == "SUCCEEDED"
     killed: list[psutil.Process] = []
 
     def kill(done: int, total: int) -> None:
@@ -58,7 +58,7 @@ def test_data_is_sent_cached_and_of_equal_pools_the_one_that_has_it_is_taken(
 
     def ran(**resources: Any) -> JobHandle:
         job = fleet.submit(RunJob(command="cat in/data/a", data=data, resources=resources))
-        assert job.wait(60).state == "SUCCEEDED" and [line.text for line in job.logs()] == ["hello"]
+        assert job.wait().state == "SUCCEEDED" and [line.text for line in job.logs()] == ["hello"]
         return job
 
     ran(pool="right")

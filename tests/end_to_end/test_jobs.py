@@ -19,8 +19,8 @@ def test_ranks_run_from_a_pools_python_that_ray_cannot_run_under(fleet: Orchestr
     )
     command = fleet.submit(RunJob(command=["python", "-c", found], resources={"pool": "right"}))
     trained = fleet.submit(TrainJob(**training | {"arguments": {"steps": 3}}, resources={"pool": "right"}))
-    assert str(command.wait(180).logs()) == f"{rayless} None True"
-    assert trained.result(180)["returned"] == {"first": 0, "ranks": 1}
+    assert str(command.wait().logs()) == f"{rayless} None True"
+    assert trained.result()["returned"] == {"first": 0, "ranks": 1}
     [node] = [node for node in fleet.inventory() if node["node"] == "right-0"]
     assert {"ray", "torch"} <= node["versions"].keys() and not node["findings"]
 
@@ -51,7 +51,7 @@ def test_a_script_of_torchruns_meets_over_two_nodes_by_our_launch_and_by_its_own
     (tmp_path / "meet.py").write_text(MEET)
     two = {"pool": "left", "accelerators": "cpu", "nodes": 2}
     job = fleet.submit(RunJob(**how, working_dir=str(tmp_path), resources=two))
-    assert job.wait(180).state == "SUCCEEDED", job.logs()
+    assert job.wait().state == "SUCCEEDED", job.logs()
     assert sorted(line.text for line in job.logs() if line.stream == "stdout") == ["0 0 2", "1 1 2"]
 
 
@@ -71,7 +71,7 @@ def test_a_users_exception_shows_their_own_frames_with_rank_and_node(fleet: Orch
     (folder / "broken.py").write_text("def train(ctx):\n    return helper(ctx)\n\ndef helper(ctx):\n    return 1 / 0\n")
     job = fleet.submit(TrainJob(entry="broken.py", working_dir=str(folder), resources={"pool": "right"}))
     with pytest.raises(JobFailed, match="ZeroDivisionError"):
-        job.result(180)
+        job.result()
     failure = job.view["failure"]
     assert (failure["rank"], failure["node"], failure["kind"]) == (0, "right-0", "user")
     assert "helper" in failure["traceback"] and "workers/" not in failure["traceback"]
@@ -80,7 +80,7 @@ def test_a_users_exception_shows_their_own_frames_with_rank_and_node(fleet: Orch
 def test_ranks_of_two_nodes_train_as_one_gang(fleet: Orchestrator, training):
     gang = {"pool": "left", "accelerators": "cpu", "nodes": 2}
     job = fleet.submit(TrainJob(**training | {"arguments": {"steps": 3}}, resources=gang))
-    assert job.result(180)["returned"] == {"first": 0, "ranks": 2}
+    assert job.result()["returned"] == {"first": 0, "ranks": 2}
     assert {line.rank for line in job.logs()} <= {0, 1}
 
 
@@ -88,7 +88,7 @@ def test_a_secret_reaches_the_command_and_no_log(fleet: Orchestrator, tmp_path: 
     secret = tmp_path / "secret"
     secret.write_text("hunter2-hunter2")
     job = fleet.submit(RunJob(command="echo $WORD; echo ${#WORD}", secrets={"WORD": f"file:{secret}"}))
-    assert [line.text for line in job.wait(180).logs()] == ["***", "15"]
+    assert [line.text for line in job.wait().logs()] == ["***", "15"]
     assert "hunter2" not in json.dumps([job.view, job.history()])
 
 
@@ -99,7 +99,7 @@ def test_a_command_that_ends_well_because_it_is_preempted_goes_on_later(fleet: O
     victim = fleet.submit(RunJob(command=stops, resources={"pool": "right"}))
     until(lambda: (tmp_path / "again").exists())
     urgent = fleet.submit(RunJob(command="true", priority=10, resources={"pool": "right"}))
-    assert (urgent.wait(180).state, victim.wait(180).state) == ("SUCCEEDED", "SUCCEEDED")
+    assert (urgent.wait().state, victim.wait().state) == ("SUCCEEDED", "SUCCEEDED")
     assert [attempt["outcome"] for attempt in victim.view["attempts"]] == ["preempted", "succeeded"]
     assert victim.view["interruptions"] == 1
 
@@ -117,4 +117,4 @@ def test_a_folder_that_shadows_our_packages_is_refused_except_for_run(fleet: Orc
     with pytest.raises(UserError, match="workers"):
         fleet.submit(TrainJob(**training))
     run = fleet.submit(RunJob(command=[sys.executable, "-c", "import workers"], working_dir=str(folder)))
-    assert str(run.wait(180).logs()) == "mine"
+    assert str(run.wait().logs()) == "mine"

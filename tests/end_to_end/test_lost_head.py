@@ -76,7 +76,7 @@ def counted(job: object) -> int:
 
 def ends_as_if_nothing_had_been(job: object, end: Path) -> None:
     end.touch()
-    assert job.wait(180).state == "SUCCEEDED"
+    assert job.wait().state == "SUCCEEDED"
     assert (job.view["attempt"], job.view["interruptions"]) == (1, 0)
     numbers = str(job.logs()).split()
     assert numbers == [str(i) for i in range(1, len(numbers) + 1)]
@@ -91,7 +91,7 @@ def test_a_killed_head_comes_back_to_its_cluster_and_no_job_notices(
     state_server().kill()
     until(lambda: ("head", "repair") in {(f["node"], f["subject"]) for f in fleet.fleet.doctor()})
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"} and fleet.fleet.show()["state"] == "up")
-    assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
+    assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait().state == "SUCCEEDED"
     assert (fleet.fleet.show()["address"], agent_of("right-0").pid) == (address, agent)
     assert json.loads((home / "server.json").read_text())["pid"] == server
     ends_as_if_nothing_had_been(job, end)
@@ -111,7 +111,7 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
     assert waiting.state in ("PENDING", "RECOVERING"), "the latter where it was placed before the end was noticed"
     assert "the fleet's head is gone: running jobs continue, no job is started" in cli("status").stdout
     assert cli("up", "--file", str(fleet_file)).returncode == 0
-    assert waiting.wait(180).state == "SUCCEEDED"
+    assert waiting.wait().state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
 
@@ -127,7 +127,7 @@ def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
     until(lambda: fleet.fleet.show()["address"] != record.address and not Path(record.temp_dir).exists())
     until(lambda: fleet.fleet.show()["state"] == "up" and {n["state"] for n in fleet.inventory()} == {"ready"})
     until(lambda: not psutil.pid_exists(agent) and not Path(record.token_path).exists())
-    assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
+    assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait().state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
 

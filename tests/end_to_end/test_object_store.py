@@ -61,14 +61,14 @@ def test_a_training_outlives_the_disk_of_its_node_and_its_checkpoints_are_pinned
     wait_for(lambda: pending(o) == 0)
 
     job.cancel()
-    job.wait(180)
+    job.wait()
     shutil.rmtree(own_home / "storage" / "store" / job.id)
     assert steps(o, "store", job.id) == [5, 10], "they are in the store alone"
 
     go_on.touch()
     code |= {"checkpoint": {"resume_from": f"store:{job.id}", "keep": 9}}
     resumed = o.submit(TrainJob(**code, arguments=arguments, resources={"pool": "store"}))
-    assert resumed.result(180)["returned"]["first"] == 10
+    assert resumed.result()["returned"]["first"] == 10
     wait_for(lambda: pending(o) == 0)
 
     oldest = min(o.checkpoints.list("store", job.id), key=lambda row: int(row["step"]))["ref"]
@@ -105,7 +105,7 @@ def test_files_of_a_job_outlive_the_disk_of_its_node_and_its_next_attempt_starts
     shutil.rmtree(folder)
 
     o.nodes.resume(node)
-    assert job.wait(180).state == "SUCCEEDED"
+    assert job.wait().state == "SUCCEEDED"
     wait_for(lambda: s3.files().glob(f"{prefix}/output-2/*/FILES.json"), lambda: o.fleet.doctor(), 180)
     wait_for(lambda: not s3.files().glob(f"{prefix}/output-1/*"))
     wait_for(lambda: pending(o) == 0)

@@ -83,7 +83,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     wanted = {"any_of": [{"pool": "xla"}, {"pool": "cpu"}]}
     job = TrainJob(entry="m.py", working_dir=str(tmp_path), resources=wanted, objective="throughput")
     before = mixed.submit(job)
-    assert before.result(180)["returned"] == {"kind": "tpu:emulated"}
+    assert before.result()["returned"] == {"kind": "tpu:emulated"}
     assert "throughput of this job is unmeasured" in json.dumps(before.history())
     measured = mixed.benchmarks.run(
         entry="m.py:make_slow_on_xla", working_dir=str(tmp_path), batch_size=32, max_rounds=9, case_s=0.3
@@ -91,7 +91,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     rate = {c["target"]: c["items_per_s"] for c in measured["results"] if c["mode"] == "train"}
     assert rate["cpu"] > rate["tpu:emulated"]
     after = mixed.submit(job)
-    assert after.result(180)["returned"] == {"kind": "cpu"}
+    assert after.result()["returned"] == {"kind": "cpu"}
     [placed] = [e for e in after.history() if e["event"] == "placed"]
     assert f"in {measured['run']}" in placed["data"]["reason"] and "samples/s" in placed["data"]["reason"]
     until(lambda: mixed.jobs.offers(job)["offers"][0]["pool"] == "cpu")  # the device of the job that ended is free
@@ -109,7 +109,7 @@ def it_moves_there_once_that_pays(mixed: Orchestrator, job: TrainJob, may_end: P
     moves = mixed.submit(job.model_copy(update={"entry": "m.py:slowly", "objective": "any"}))
     until(lambda: moves.reports())
     may_end.touch()
-    ended = moves.result(300)["returned"]
+    ended = moves.result()["returned"]
     assert ended["kind"] == "cpu" and ended["from"] > 1
     [why] = [event["data"]["reason"] for event in moves.history() if event["event"] == "preempted"]
     assert why.startswith("moves to 1 cpu in pool cpu: about ") and "and the move costs about " in why
@@ -185,7 +185,7 @@ def test_a_script_s_files_go_with_it_to_another_vendor_and_come_home(mixed: Orch
     job = mixed.submit(RunJob(**spec, resources={"pool": "cpu"}))
     until(lambda: any(entry["path"] == "ckpt.pt" for entry in job.files()["entries"]))
     mixed.jobs.migrate(job.id, "xla")
-    assert job.wait(180).state == "SUCCEEDED"
+    assert job.wait().state == "SUCCEEDED"
     assert [(f["pool"], f["attempt"]) for f in job.files()["folders"]] == [("xla", 2)]
     home = tmp_path / "home"
     told = cli("files", "get", job.id, str(home), "-o", "json")

@@ -146,13 +146,13 @@ class Machine:
         return self._beside[-1]
 
     def run(
-        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, check: bool = True, timeout_s: float = 240.0
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, check: bool = True
     ) -> "subprocess.CompletedProcess[str]":
         """As by a shell in here, with its output. `env` adds to what a login has. What it leaves behind must not hold
         its output open.
         """
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-        ran = subprocess.run(self.enter(argv, env), timeout=timeout_s, check=False, **pipes)
+        ran = subprocess.run(self.enter(argv, env), check=False, **pipes)
         assert not check or ran.returncode == 0, f"{self.name}: {argv}: {ran.returncode}: {ran.stdout}{ran.stderr}"
         return ran
 

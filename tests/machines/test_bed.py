@@ -65,7 +65,7 @@ def begun(machine: Machine, code: str, *words: str) -> "subprocess.Popen[str]":
 
 
 def said(program: "subprocess.Popen[str]") -> str:
-    return program.communicate(timeout=120)[0].strip()
+    return program.communicate()[0].strip()
 
 
 def sees(bed: Bed) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import pytest
 from bed import Bed
+from patience import LIMIT_S
 
 from cluster.errors import PolyfleetError
 from cluster.fleet.host_spec import SSHSpec
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.full
 
 def connect(config: object) -> CompletedCommand:
     remote = Remote("m2", SSHSpec(config=str(config), jump="m1"))
-    return remote.run(["sh", "-c", "hostname; echo $SSH_CONNECTION; cat"], b"bytes", timeout_s=120)
+    return remote.run(["sh", "-c", "hostname; echo $SSH_CONNECTION; cat"], b"bytes", timeout_s=LIMIT_S)
 
 
 def refusal(config: object) -> PolyfleetError:

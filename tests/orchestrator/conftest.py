@@ -93,7 +93,7 @@ class Live:
         return self.client({"Authorization": f"Bearer {self.token}"})
 
     def client(self, headers: dict) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=120)
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=None)
 
 
 class Stage:
@@ -120,7 +120,7 @@ def stage(tmp_path_factory):
         wait_for(lambda: server.started)
         yield stage
         server.should_exit = True
-        thread.join(120)
+        thread.join(LIMIT_S)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def spec(uri, mount="data/", command=READ, sha256="", pool="cpu", **more):
 
 
 def ended(client, job, state="SUCCEEDED"):
-    view = client.wait(submission.submit(client, job)["id"], timeout_s=180)
+    view = client.wait(submission.submit(client, job)["id"])
     assert view["state"] == state, view
     return view
 
@@ -162,7 +162,7 @@ def test_what_was_sent_goes_from_the_server_once_no_open_job_names_it(client, li
     live.service._housekeeping._remove_unused_data()
     assert client.data.check(sha)
     talking.end()
-    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
+    assert client.wait(job)["state"] == "SUCCEEDED"
     os.utime(lock, (1, 1))
     live.service._housekeeping._remove_unused_data()
     assert not client.data.check(sha)

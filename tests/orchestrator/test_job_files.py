@@ -136,7 +136,7 @@ def test_a_file_of_a_running_job_is_not_written_over_and_others_are_added(client
     file_upload.put(client, str(tmp_path / "log"), job, "new/log")
     assert {e["path"] for e in list_all_files(client, job)["entries"]} == {"log", "new", "new/log"}
     talking.end()
-    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
+    assert client.wait(job)["state"] == "SUCCEEDED"
 
 
 def test_a_job_that_moves_to_another_pool_finds_its_files_there(client, live, talking, wait_for, tmp_path):
@@ -153,7 +153,7 @@ if not seen:
     job = client.jobs.submit(run(code, recovery={"grace": "1s"}))["id"]
     wait_for(lambda: any(e["path"] == "latest" for e in list_all_files(client, job)["entries"]))
     client.jobs.migrate(job, "ipex")
-    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
+    assert client.wait(job)["state"] == "SUCCEEDED"
     told = list_all_files(client, job)
     assert told["folders"] == [{"prefix": "", "attempt": 2, "node": "ipex-0", "pool": "ipex"}]
     file_download.get(client, job, "", str(tmp_path / "back"))
@@ -244,6 +244,6 @@ before or open({pipe!r}).read()
     wait_for(lambda: client.jobs.show(job)["state"] == "RUNNING")  # its supervisor has noted that it started
     record = live.home / f"nodes/cpu-0/attempts/{job}.1.0/supervisor.json"
     psutil.Process(json.loads(record.read_text())["pid"]).kill()
-    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
+    assert client.wait(job)["state"] == "SUCCEEDED"
     assert (live.home / "storage/cpu" / job / "output-2/seen").read_text() == "12"
     assert not (live.home / "storage/cpu" / job / "output-1").exists()

@@ -24,7 +24,7 @@ def test_a_drained_node_takes_no_job_until_it_is_resumed(client, wait_for):
     wait_for(lambda: "new fans" in client.jobs.show(job)["reason"])
     assert client.jobs.show(job)["state"] == "PENDING"
     assert client.nodes.resume("cpu-0")["state"] == "ready"
-    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
+    assert client.wait(job)["state"] == "SUCCEEDED"
     for verb in (client.nodes.drain, client.nodes.resume):
         with pytest.raises(NotFound, match="absent"):
             verb("absent")
@@ -45,7 +45,7 @@ def test_a_running_job_moves_to_another_pool_and_goes_on_there(client, talking, 
     assert client.jobs.migrate(job, "ipex")["id"] == job
     wait_for(lambda: (view := client.jobs.show(job))["state"] == "RUNNING" and view["pool"] == "ipex")
     talking.end()
-    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
+    assert client.wait(job)["state"] == "SUCCEEDED"
     with pytest.raises((Conflict, UserError), match="has ended"):
         client.jobs.migrate(job, "cpu")
 

@@ -18,9 +18,9 @@ def command():
 def polyfleet(tmp_path):
     """Run it to its end in `tmp_path`. Its home is POLYFLEET_HOME, as `live` sets it."""
 
-    def run(*words, env=None, timeout_s=180, **options):
+    def run(*words, env=None, **options):
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("COLUMNS", "NO_COLOR", "FORCE_COLOR"))}
-        options = {"cwd": tmp_path, "capture_output": True, "timeout": timeout_s} | options
+        options = {"cwd": tmp_path, "capture_output": True} | options
         done = subprocess.run([*COMMAND, *words], env=variables | (env or {}), **options)
         if done.stdout is not None:
             done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()

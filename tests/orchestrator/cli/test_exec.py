@@ -58,7 +58,7 @@ def test_a_program_that_is_not_there_is_one_sentence(polyfleet, job):
 
 def test_input_is_handed_on_and_what_comes_back_is_as_it_was_byte_by_byte(command, job):
     data = os.urandom(3 << 20)
-    done = subprocess.run([*command, "exec", job, "--", "cat"], input=data, capture_output=True, timeout=180)
+    done = subprocess.run([*command, "exec", job, "--", "cat"], input=data, capture_output=True)
     assert (done.returncode, done.stdout == data, done.stderr) == (0, True, b"")
 
 
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_command_and_not_the_job(start, job, wait_for):
     child = start("exec", job, "--", "sleep", "380", stdin=subprocess.DEVNULL)
     wait_for(lambda: commands("sleep", "380"))
     child.send_signal(signal.SIGINT)
-    assert child.wait(180) == 130
+    assert child.wait() == 130
     wait_for(lambda: not commands("sleep", "380"))
     with http.connect(start=False) as client:
         assert client.jobs.show(job)["state"] == "RUNNING"
@@ -123,7 +123,7 @@ def test_it_ends_with_the_attempt_whatever_it_does_to_its_environment(start, job
     child = start("exec", job, *words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for(lambda: commands("sleep", "381"))
     talking.end()
-    _, err = child.communicate(timeout=180)
+    _, err = child.communicate()
     assert child.returncode == 3
     assert f"error: the command beside {job} was stopped: the attempt has ended, and with it" in err.decode()
     wait_for(lambda: not commands("sleep", "381"))

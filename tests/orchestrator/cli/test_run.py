@@ -28,7 +28,7 @@ def test_a_job_that_is_cancelled_is_exit_code_4(live, start, wait_for):
     wait_for(lambda: live.specs)
     with http.connect(start=False) as client:
         client.jobs.cancel("long")
-    _, err = child.communicate(timeout=120)
+    _, err = child.communicate()
     assert (child.returncode, b": CANCELLED" in err) == (4, True)
 
 
@@ -115,7 +115,7 @@ def test_without_a_terminal_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(
     talking.say("hello\n")
     assert child.stdout.readline() == b"hello\n"
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=120)
+    _, err = child.communicate()
     (job,) = jobs.list_(live.hub).rows
     assert (child.returncode, job["state"]) == (130, "RUNNING")
     assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from patience import LIMIT_S
 
 from cluster.errors import UserError
 from orchestrator.server.http.batching import MAX_BATCH, MAX_CALLS, Batcher
@@ -19,7 +20,7 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
 
     def call(items):
         calls.append(list(items))
-        free.wait(120)
+        free.wait(LIMIT_S)
         return [item * 10 for item in items]
 
     async def ask_all():
@@ -63,7 +64,7 @@ def test_nobody_waits_for_slow_calls_of_others():
 
     def call(items):
         if "slow" in items:
-            free.wait(120)
+            free.wait(LIMIT_S)
         return items
 
     async def ask_all():
@@ -84,7 +85,7 @@ def test_one_that_is_cancelled_does_not_disturb_the_others():
     free = threading.Event()
 
     def call(items):
-        free.wait(120)
+        free.wait(LIMIT_S)
         return items
 
     async def ask_all():

@@ -65,7 +65,7 @@ def start(home, port=0):
 
 def answers(server, token):
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.get(f"{server.url}/v1/version", headers=headers, trust_env=False).json()
+    return httpx.get(f"{server.url}/v1/version", headers=headers, trust_env=False, timeout=None).json()
 
 
 def test_a_started_server_answers_from_its_own_folder_and_session(shared_home, running):
@@ -91,7 +91,7 @@ def test_all_who_start_at_once_get_the_one_server(started):
 
 def test_a_second_process_by_hand_is_refused(shared_home, running):
     home = shared_home
-    second = subprocess.run([*COMMAND, "--home", str(home)], capture_output=True, text=True, timeout=180)
+    second = subprocess.run([*COMMAND, "--home", str(home)], capture_output=True, text=True)
     assert second.returncode != 0
     assert f"a server for {home} is running" in second.stderr
     assert daemon.find_server(home) == running
@@ -284,7 +284,7 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
     def submitted(server):
         headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}", "Idempotency-Key": "the key"}
         body = {"spec": {"task": "run", "command": ["true"]}, "code_archive": ""}
-        return httpx.post(f"{server.url}/v1/jobs", json=body, headers=headers, trust_env=False, timeout=120).json()
+        return httpx.post(f"{server.url}/v1/jobs", json=body, headers=headers, trust_env=False, timeout=None).json()
 
     monkeypatch.setenv("POLYFLEET_CRASH_AT", f"event:submitted:{side}")
     server = start(home)

@@ -102,7 +102,7 @@ def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live
             spec = {"task": "run", "command": ["python", name], "name": name[0], "resources": {"pool": "cpu"}}
             job = client.post("/v1/jobs", json={"spec": spec, "code_archive": sha}).json()["id"]
         with http.connect(live.home, start=False) as client:
-            return client.wait(job, timeout_s=180)
+            return client.wait(job)
 
     removed, _ = ran(first, data, "a.py"), ran(second, more, "b.py")
     assert node.has(first) and node.has(second)

@@ -260,7 +260,7 @@ class Slow:
     def __call__(self, verb, locations, options, progress):
         self.runs.append(locations["root"])
         self.begun.release()
-        assert self.go_on.wait(120)
+        assert self.go_on.wait(LIMIT_S)
         return PRUNED | {"bytes": len(self.runs)}
 
 
@@ -279,7 +279,7 @@ def asked(live, place, key=""):
 def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_report(live, monkeypatch, wait_for):
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:a", "key"):
-        assert slow.begun.acquire(timeout=120)
+        assert slow.begun.acquire(timeout=LIMIT_S)
     found = live.app.state.hub.operations
     wait_for(lambda: found.by_key["key"].abandoned.is_set())
     with ThreadPoolExecutor(1) as thread:
@@ -293,7 +293,7 @@ def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_rep
 def test_an_abandoned_verb_whose_key_is_never_used_again_is_not_kept(live, monkeypatch, wait_for):
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:a", "key"):
-        assert slow.begun.acquire(timeout=120)
+        assert slow.begun.acquire(timeout=LIMIT_S)
     slow.go_on.set()
     wait_for(lambda: live.app.state.hub.operations.count == 0)
     assert live.app.state.hub.operations.by_key == {}
@@ -303,7 +303,7 @@ def test_a_verb_whose_client_left_before_it_began_never_begins(live, monkeypatch
     monkeypatch.setattr(operations, "MAX_RUNNING", 1)
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:first", "1"):
-        assert slow.begun.acquire(timeout=120)
+        assert slow.begun.acquire(timeout=LIMIT_S)
         with live.http as other, ask(other, "cpu:second", "2"):
             wait_for(lambda: live.app.state.hub.operations.count == 2)
         wait_for(lambda: live.app.state.hub.operations.by_key["2"].abandoned.is_set())
@@ -317,7 +317,7 @@ def test_one_verb_too_many_is_refused_with_when_to_come_back(live, monkeypatch):
     monkeypatch.setattr(operations, "MAX_WAITING", 0)
     slow = Slow(live, monkeypatch)
     with live.http as client, ask(client, "cpu:first", "1"):
-        assert slow.begun.acquire(timeout=120)
+        assert slow.begun.acquire(timeout=LIMIT_S)
         with live.http as other, ask(other, "cpu:second", "2") as refused:
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
         slow.go_on.set()

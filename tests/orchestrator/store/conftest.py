@@ -69,7 +69,7 @@ def together():
         barrier, results, errors = threading.Barrier(len(functions)), {}, []
 
         def call(number, function):
-            barrier.wait(120)
+            barrier.wait(LIMIT_S)
             try:
                 results[number] = function()
             except Exception as e:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy
+from patience import LIMIT_S
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.jobs.fold import apply, fold, submitted
@@ -125,7 +126,7 @@ def test_many_threads_lose_nothing_and_each_keeps_its_order(store, together):
 
 
 def test_a_reader_in_another_thread_sees_what_was_acknowledged(store, together):
-    seen = together(lambda: store.append([event()]), lambda: store.wait(0, 20) and store.read(0))[1]
+    seen = together(lambda: store.append([event()]), lambda: store.wait(0, LIMIT_S) and store.read(0))[1]
     assert [e.job for e in seen] == ["j"]
     assert not store.wait(1, 0.01)
 

@@ -239,7 +239,7 @@ def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
     waiting = threading.Thread(target=lambda: found.extend(node.attempts.wait_for_changes({}, {}, 600.0)))
     waiting.start()
     node.start()
-    waiting.join(timeout=180)
+    waiting.join(timeout=LIMIT_S)
     assert found[0].job == "j"
 
 
@@ -475,5 +475,5 @@ def test_what_ranks_tell_waits_for_more_of_it_and_an_end_does_not(node):
     waiting.start()
     tell(2)
     node.attempts.stop("j", 1, "cancel")
-    waiting.join(timeout=180)
+    waiting.join(timeout=LIMIT_S)
     assert found == [1, 2]

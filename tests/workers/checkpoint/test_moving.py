@@ -63,7 +63,7 @@ def test_a_training_moves_to_another_pool_and_back_without_losing_a_step(what, s
     save(root, 8, here.state(), kind="cpu")
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PJRT_DEVICE": "CPU"}
     command = [INTERPRETER, PROGRAM, what, root, "8", "12"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     there = json.loads(done.stdout.splitlines()[-1])
     assert (there["resumed"], len(there["losses"])) == (8, 4)

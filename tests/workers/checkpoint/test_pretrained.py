@@ -29,9 +29,7 @@ def pretrained():
 def embeddings(vocabulary, where, *roots):
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PJRT_DEVICE": "CPU"}
     python = INTERPRETER if where == "xla" else sys.executable
-    done = subprocess.run(
-        [python, PROGRAM, vocabulary, where, *roots], capture_output=True, text=True, timeout=300, env=env
-    )
+    done = subprocess.run([python, PROGRAM, vocabulary, where, *roots], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return torch.tensor(json.loads(done.stdout.splitlines()[-1]))
 

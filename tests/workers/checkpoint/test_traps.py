@@ -70,7 +70,7 @@ def there(tmp_path_factory):
     save(root / "fnuz", 1, {"t": torch.ones(3).to(torch.float8_e4m3fnuz)})
     save(root / "image", 1, {"model": nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)})
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PJRT_DEVICE": "CPU"}
-    done = subprocess.run([INTERPRETER, XLA, root], capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run([INTERPRETER, XLA, root], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return root, json.loads(done.stdout.splitlines()[-1])
 

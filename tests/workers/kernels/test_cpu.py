@@ -128,7 +128,6 @@ def test_a_forked_process_computes_with_threads_of_its_own(made):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert done.returncode == 0, done.stderr
 

@@ -119,7 +119,7 @@ def test_threads_take_turns(opencl):
 class TestFaults:
     def child(self, code, **variables):
         words = [sys.executable, "-c", code]
-        return subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+        return subprocess.run(words, env=os.environ | variables, capture_output=True, text=True)
 
     def test_without_a_driver_the_reason_is_told(self, opencl):
         code = "from workers import kernels; print(kernels.unavailable_reason('opencl'))"

@@ -240,7 +240,7 @@ class TestWhatAUserIsTold:
 def in_a_process(*words, **variables):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
     ran = subprocess.run(
-        [sys.executable, "-W", "error", *words], env=environment, capture_output=True, text=True, timeout=300, cwd=ROOT
+        [sys.executable, "-W", "error", *words], env=environment, capture_output=True, text=True, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

@@ -214,7 +214,6 @@ def in_a_process(code: str, **environment: str) -> str:
         env=given | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""} | environment,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

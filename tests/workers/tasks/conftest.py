@@ -88,7 +88,7 @@ class Attempt:
 
     def finish(self, ranks):
         try:
-            told = [rank.communicate(timeout=240) for rank in ranks]
+            told = [rank.communicate() for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
@@ -99,7 +99,7 @@ class Attempt:
         """Wait for the first report, or for an end that should not be."""
         told = self.folder / "events.jsonl"
         wait_for(lambda: (told.is_file() and self.events("report")) or any(rank.poll() is not None for rank in ranks))
-        assert all(rank.poll() is None for rank in ranks), ranks[0].communicate(timeout=240)
+        assert all(rank.poll() is None for rank in ranks), ranks[0].communicate()
 
     def events(self, kind):
         lines = (self.folder / "events.jsonl").read_text().splitlines()

@@ -245,7 +245,7 @@ def test_all_ranks_resume_from_the_same_checkpoint_where_one_of_them_finds_damag
         )
         for rank in range(2)
     ]  # fmt: skip
-    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    told = [rank.communicate()[0] for rank in ranks]
     assert told == [f"{rank} 1 [1.0] {folders[0].name}\n" for rank in range(2)]
     assert damage_reason(tmp_path / "of-rank-1" / folders[1].name)
     assert not damage_reason(folders[1])  # there it is sound

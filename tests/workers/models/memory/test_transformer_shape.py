@@ -96,4 +96,4 @@ def test_plain_numbers_need_no_torch():
     code = (
         f"import sys; from workers import estimate_memory; estimate_memory({GPT2!r}); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=180).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
