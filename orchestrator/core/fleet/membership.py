@@ -17,7 +17,15 @@ from orchestrator.core.controller.messages import (
     NodesListed,
 )
 from orchestrator.core.controller.nodes import Node
-from orchestrator.core.timing import AGENT_FIRST_REPLY_S, AGENT_HUNG_S, AGENT_RESTART_S, REJOIN_GRACE_S
+from orchestrator.core.timing import (
+    AGENT_FIRST_REPLY_S,
+    AGENT_HUNG_S,
+    AGENT_RESTART_S,
+    AGENT_RESTARTS_COUNT_S,
+    MAX_AGENT_LIMIT_S,
+    QUICK_AGENT_RESTARTS,
+    REJOIN_GRACE_S,
+)
 
 AGENT_RETRY_S = 1.0
 """Seconds between the first tries to start an agent; they double after QUICK_TRIES."""
@@ -190,13 +198,23 @@ def wake(draft: Draft, name: str) -> None:
 
 
 def _restart_hung_agent(draft: Draft, node: Node) -> None:
-    is_starting = node.facts is None or node.agent_restarted_s > node.last_contact_s
-    limit_s = AGENT_FIRST_REPLY_S if is_starting else AGENT_HUNG_S
-    silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.agent_restarted_s)
-    if silent_s > limit_s:
+    since_restart_s = draft.now.s - node.agent_restarted_s
+    restarts = node.agent_restarts if since_restart_s < AGENT_RESTARTS_COUNT_S else 0
+    silent_s = min(node.silent_s(draft.now.s), since_restart_s)
+    if silent_s > _silence_limit_s(node, restarts):
         why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was restarted"
-        draft.nodes[node.name] = replace(node, agent_restarted_s=draft.now.s)
+        draft.nodes[node.name] = replace(node, agent_restarted_s=draft.now.s, agent_restarts=restarts + 1)
         draft.command(RestartAgent(node.name, node.ray_id, why))
+
+
+def _silence_limit_s(node: Node, restarts: int) -> float:
+    """Return how long the agent may be silent after this number of recent restarts.
+
+    On a machine that is too busy for an agent to answer in time, each restart makes it busier.
+    """
+    is_starting = node.facts is None or node.agent_restarted_s > node.last_contact_s
+    limit_s, quick = (AGENT_FIRST_REPLY_S, 1) if is_starting else (AGENT_HUNG_S, QUICK_AGENT_RESTARTS)
+    return min(MAX_AGENT_LIMIT_S, float(limit_s * 2 ** min(max(0, restarts - quick), 16)))
 
 
 def agent_started(draft: Draft, message: AgentStarted) -> None:

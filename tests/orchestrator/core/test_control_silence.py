@@ -1,11 +1,17 @@
 """Nodes that are silent: agents that hang are started again, and no attempt is replaced while it may still run."""
 
+import itertools
+
 import pytest
 
+from orchestrator.core import timing
 from orchestrator.core.attempt.suspicion import waiting_reason
 from orchestrator.core.controller import messages as m
 from orchestrator.core.controller.commands import Fence, Launch, RemoveFiles, RestartAgent, Stop
 from orchestrator.core.model import Recovery
+
+TURN_S = 2.1
+"""Between two turns of the tests here, and a bit."""
 
 
 @pytest.fixture
@@ -29,6 +35,36 @@ def test_an_agent_that_does_not_answer_is_missed_started_again_and_gets_no_new_w
     two.submit(w.job("next", w.want("cpu")))
     two.tick()
     assert [part.node for part in two.control.attempts["next"].parts] == ["b"]
+
+
+def test_an_agent_that_never_answers_is_restarted_less_and_less_often(two):
+    """Its machine may be too busy to start it in time, and each restart makes that worse."""
+    restarted_s = [two.s for _ in range(700) if restarts(two.hear_all("b", seconds=2)[1])]
+    pauses_s = [later - s for s, later in itertools.pairwise(restarted_s)]
+    assert pauses_s == pytest.approx([60, 120, 240, 300, 300, 300], abs=TURN_S)
+
+
+def test_an_agent_that_hangs_often_is_given_longer_until_it_has_answered_for_a_while(two):
+    limits_s = [silence_until_restart(two) for _ in range(7)]
+    assert limits_s == pytest.approx([5, 5, 5, 5, 10, 20, 40], abs=TURN_S)
+    two.hear_all("a", "b", seconds=timing.AGENT_RESTARTS_COUNT_S)
+    assert silence_until_restart(two) == pytest.approx(5, abs=TURN_S)
+
+
+def restarts(commands):
+    return [x.node for x in commands if isinstance(x, RestartAgent)]
+
+
+def silence_until_restart(two):
+    """Seconds after which the agent of node a is restarted. Then it answers."""
+    two.hear("a")
+    two.tick(0.0)
+    begun_s = two.s
+    while not restarts(two.hear_all("b", seconds=2)[1]):
+        pass
+    waited_s = two.s - begun_s
+    two.hear_all("a", "b", seconds=2)
+    return waited_s
 
 
 def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(two):
