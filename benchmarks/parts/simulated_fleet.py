@@ -165,7 +165,7 @@ class Fleet:
             epochs[job] = epoch
 
         actors.nodes = lambda: rows
-        actors.start_agent = lambda ray_id, cpus, carried: Actor(self.line, ray_id.removeprefix("ray-"))
+        actors.start_agent = lambda ray_id, cpus, deliver: Actor(self.line, ray_id.removeprefix("ray-"))
         actors.get_result = lambda ref, what, timeout_s: ref.future().result(timeout_s)
         fences._read, fences._write = lambda job: epochs.get(job, 0), raise_fence
         reservations.reserve = with_time_limit("reserve devices", 10.0)(lambda *_: None)

@@ -196,7 +196,7 @@ class RecordedFleet:
             for i, f in self.facts.items()
         ]
 
-    def _make(self, node_id: str, cpus: float, carried: bool) -> Actor:
+    def _make(self, node_id: str, cpus: float, deliver: object) -> Actor:
         with self._lock:
             if node_id not in self._by_id:
                 self._by_id[node_id] = Actor(RecordedAgent(self.facts[node_id], self._home, self.store))

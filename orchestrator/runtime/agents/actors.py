@@ -6,7 +6,7 @@ RAY.call or RAY.submit.
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,12 +139,13 @@ def seconds_left(deadline_ms: int, now_s: float) -> float:
     return max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else float("inf")
 
 
-def start_agent(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
+def start_agent(ray_id: str, cpus: float = 0.0, deliver: Callable[[str], str] | None = None) -> Any:
     """Start the agent of a node, or get it by name if it is already running.
 
     The arguments are stored with the detached actor and outlive this process, so they are small plain values. `cpus`:
-    number of CPUs that Ray offers on the node, 0 if unknown. `carried`: send our code to the node first. Agents of
-    other fleets in the same Ray cluster are in other namespaces.
+    number of CPUs that Ray offers on the node, 0 if unknown. `deliver`: called first, sends our code to a node that
+    does not have it and returns its folder there. Agents of other fleets in the same Ray cluster are in other
+    namespaces.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -161,7 +162,7 @@ def start_agent(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
     }
-    agent = code_delivery.delivered_class(AgentActor, code_delivery.deliver(ray_id)) if carried else AgentActor
+    agent = code_delivery.delivered_class(AgentActor, deliver(ray_id)) if deliver else AgentActor
     return with_concurrency_groups(agent).options(**options).remote(fleet=identity, cpus=cpus)
 
 

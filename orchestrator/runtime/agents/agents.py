@@ -88,6 +88,7 @@ class Agents:
         ] = {}  # deadlines of agents being started, by node and Ray id
         self._cpus: dict[str, float] = {}
         self._without_our_code: set[str] = set()
+        self._deliveries = code_delivery.CodeDeliveries()
         self._lock = threading.Lock()
         self._nodes_requested_s: float | None = None
         self._nodes_listed_s = 0.0
@@ -155,14 +156,14 @@ class Agents:
 
         One start at a time: a second one would slow down the first on a busy machine.
         """
-        carried = ray_id in self._without_our_code
-        limit_s = code_delivery.LIMIT_S if carried else LIMIT_S
+        deliver = self._deliveries.deliver if ray_id in self._without_our_code else None
+        limit_s = code_delivery.LIMIT_S if deliver else LIMIT_S
         with self._lock:
             self._ray_id_by_node[node] = ray_id
             if time.monotonic() < self._start_deadline_s.get((node, ray_id), 0.0):
                 return
             self._start_deadline_s[node, ray_id] = time.monotonic() + limit_s
-        make = partial(actors.start_agent, ray_id, self._cpus.get(ray_id, 0.0), carried)
+        make = partial(actors.start_agent, ray_id, self._cpus.get(ray_id, 0.0), deliver)
         RAY.submit(f"start the agent of {node}", make, limit_s, partial(self._handle_started, node, ray_id))
 
     def _handle_started(self, node: str, ray_id: str, actor: Any) -> None:
@@ -195,6 +196,7 @@ class Agents:
         )
 
     def unwatch(self, node: str, ray_id: str) -> None:
+        self._deliveries.forget(ray_id)
         with self._lock:
             self._start_deadline_s.pop((node, ray_id), None)
             if self._ray_id_by_node.get(node) == ray_id:
@@ -368,6 +370,7 @@ class Agents:
             self._handles.clear()
             self._ray_id_by_node.clear()
             self._start_deadline_s.clear()
+        self._deliveries.clear()
         self._nodes_requested_s, self._nodes_listed_s = None, 0.0
 
 

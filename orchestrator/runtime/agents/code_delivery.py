@@ -16,27 +16,49 @@ LIMIT_S = 120.0
 REMEDY = "install polyfleet in the Python of that Ray node, or start the node with a Python that has it"
 
 
-def deliver(ray_id: str) -> str:
-    """Send our Python packages to a node and return their folder there.
-
-    Raises FleetError if they cannot be imported there: the libraries that they need are not sent.
+class CodeDeliveries:
+    """Deliveries of our code to Ray nodes. Each runs until it has ended: a slow node may take longer than one wait, and
+    a delivery that is begun anew each time would never end there.
     """
+
+    def __init__(self) -> None:
+        self._results: dict[str, Any] = {}
+
+    def deliver(self, ray_id: str) -> str:
+        """Send our Python packages to a node, or wait for an earlier delivery; return their folder there.
+
+        Raises FleetError if the node needs longer than LIMIT_S, or if they cannot be imported there: the libraries that
+        they need are not sent.
+        """
+        import ray
+
+        result = self._results.get(ray_id) or self._results.setdefault(ray_id, _send(ray_id))
+        if not ray.wait([result], timeout=LIMIT_S)[0]:
+            raise FleetError(
+                f"Polyfleet was sent to the node but was not unpacked within {LIMIT_S:.0f} s",
+                f"wait, since unpacking continues, or {REMEDY}",
+            )
+        self.forget(ray_id)
+        folder, error = ray.get(result)
+        if error:
+            raise FleetError(f"Polyfleet was sent to the node but cannot be imported there: {error}", REMEDY)
+        return str(folder)
+
+    def forget(self, ray_id: str) -> None:
+        self._results.pop(ray_id, None)
+
+    def clear(self) -> None:
+        self._results.clear()
+
+
+def _send(ray_id: str) -> Any:
+    """Return the Ray reference of the result."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     on_node = NodeAffinitySchedulingStrategy(ray_id, soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=0)(_unpacker()).options(scheduling_strategy=on_node)
-    result = task.remote(code_export.archive())
-    try:
-        folder, error = ray.get(result, timeout=LIMIT_S)
-    except ray.exceptions.GetTimeoutError:
-        ray.cancel(result, force=True)  # else the next try would run at the same time
-        raise FleetError(
-            f"Polyfleet was sent to the node but was not unpacked within {LIMIT_S:.0f} s", REMEDY
-        ) from None
-    if error:
-        raise FleetError(f"Polyfleet was sent to the node but cannot be imported there: {error}", REMEDY)
-    return str(folder)
+    return task.remote(code_export.archive())
 
 
 def _unpacker() -> Callable[[bytes], tuple[str, str]]:

@@ -19,7 +19,7 @@ class RecordedRay:
         self.answers = threading.Event()
         self.made = []
 
-    def make(self, ray_id, cpus, carried):
+    def make(self, ray_id, cpus, deliver):
         assert self.answers.wait(LIMIT_S)
         self.made.append(ray_id)
         return object()
@@ -111,7 +111,7 @@ class Failing:
 @pytest.mark.parametrize(("rest_s", "soon"), [(LIMIT_S, False), (0.05, True)])
 def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, soon):
     actor, told = Failing(FleetError("the actor restarts")), []
-    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: actor)
+    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, deliver: actor)
     monkeypatch.setattr(agents, "PAUSE_AFTER_FAILURE_S", rest_s)
     watched = Agents(told.append)
     watched.start("a", "ray-1")
@@ -129,7 +129,7 @@ def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypa
 
     told, repaired = [], []
     actor = Failing(ActorUnavailableError("it restarts", None))
-    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: actor)
+    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, deliver: actor)
     monkeypatch.setattr(actors, "restart_hung_actor", lambda actor, facts: None)
     monkeypatch.setattr(agents, "PAUSE_AFTER_FAILURE_S", 0.0)
     watched = Agents(told.append, lambda node, said: repaired.append(said))

@@ -76,7 +76,7 @@ class RecordedHead:
 @pytest.fixture
 def head(monkeypatch):
     head = RecordedHead()
-    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: RecordedActor())
+    monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, deliver: RecordedActor())
     monkeypatch.setattr(reservations, "_find", head.find)
     monkeypatch.setattr(fences, "_read", head.read)
     monkeypatch.setattr(fences, "_write", head.write)

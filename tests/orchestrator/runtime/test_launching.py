@@ -61,7 +61,7 @@ def launcher(gates, monkeypatch, tmp_path):
 
     made = threading.Semaphore(0)
     with ThreadPoolExecutor(len(NODES)) as threads:
-        monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, carried: RecordedActor(ray_id, gates, threads))
+        monkeypatch.setattr(actors, "start_agent", lambda ray_id, cpus, deliver: RecordedActor(ray_id, gates, threads))
         monkeypatch.setattr(actors, "get_result", answer)
         monkeypatch.setattr(reservations, "reserve", lambda *_: None)
         monkeypatch.setattr(fences, "_read", lambda job: 0)

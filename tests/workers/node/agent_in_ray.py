@@ -1,4 +1,5 @@
-"""Run by test_agent_in_ray.py: an agent as the server makes it, killed by signal 9 amid an attempt. Prints JSON."""
+"""Run by test_agent_in_ray.py: an agent as the server makes it, killed by signal 9 amid an attempt, and how our code is
+sent to a node. Prints JSON."""
 
 import dataclasses
 import json
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import ray
 
+from cluster.errors import FleetError
 from cluster.fleet.identity import fleet_identity
 from cluster.paths import home
-from orchestrator.runtime.agents import actors, fences
+from orchestrator.runtime.agents import actors, code_delivery, fences
 from workers.node.agent import Agent
 from workers.protocol.messages import Order
 
@@ -117,6 +119,15 @@ answers += [len(ray.get(watch, timeout=DEADLINE_S)["reports"]) for watch in watc
 answers += [ray.get(hanging.stop.remote(1, "h", 1, "cancel"), timeout=DEADLINE_S)]
 still = len(ray.wait(starts, num_returns=1, timeout=0)[1])
 
+sent, send = [], code_delivery._send
+code_delivery._send = lambda ray_id: sent.append(ray_id) or send(ray_id)
+deliveries, waits = code_delivery.CodeDeliveries(), []
+for code_delivery.LIMIT_S in (0.0, 0.0, DEADLINE_S):
+    try:
+        waits.append(Path(deliveries.deliver(node_id), "workers/node/agent.py").is_file())
+    except FleetError as e:
+        waits.append(e.message)
+
 print(
     json.dumps(
         {
@@ -126,6 +137,7 @@ print(
             "fenced": ended("k")["state"],
             "log": log,
             "beside_hanging_starts": [*answers, still],
+            "deliveries": [len(sent), *waits],
         }
     )
 )

@@ -1,4 +1,4 @@
-"""An agent as an actor of a real Ray cluster is killed, and the next one finds what runs."""
+"""An agent as an actor of a real Ray cluster is killed, and the next one finds what runs. A node gets our code."""
 
 import json
 import os
@@ -31,6 +31,8 @@ def test_a_killed_actor_comes_back_and_adopts_its_attempt(tmp_path):
     assert told["state"] == "succeeded"
     assert told["fenced"] == "fenced"
     assert told["beside_hanging_starts"] == [1, 0, 0, 0, None, 40], "more starts hang than there are threads for calls"
+    late = "Polyfleet was sent to the node but was not unpacked within 0 s"
+    assert told["deliveries"] == [1, late, late, True], "sent once: each wait is for the same delivery"
     assert "went on" in told["log"]
     assert "canary" not in told["log"]
     assert "RAY_" not in told["log"]
