@@ -2,6 +2,7 @@
 test_journey.py."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,5 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     assert f"checkpoint right:{job.id}/{newest.name}" in cli("doctor").stdout
     said = f"{newest.name} is damaged, so the job does not resume from it"
     assert (said in cli("logs", job.id).stdout) == (resumes_in == "right")
+    shutil.rmtree(newest)
+    assert newest.name not in cli("doctor").stdout, "deleted, as `doctor` said"
