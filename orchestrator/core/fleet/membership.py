@@ -210,7 +210,7 @@ def _restart_hung_agent(draft: Draft, node: Node) -> None:
 def _silence_limit_s(node: Node, restarts: int) -> float:
     """Return how long the agent may be silent after this number of recent restarts.
 
-    On a machine that is too busy for an agent to answer in time, each restart makes it busier.
+    On a machine that is too busy for an agent to reply in time, each restart makes it busier.
     """
     is_starting = node.facts is None or node.agent_restarted_s > node.last_contact_s
     limit_s, quick = (AGENT_FIRST_REPLY_S, 1) if is_starting else (AGENT_HUNG_S, QUICK_AGENT_RESTARTS)

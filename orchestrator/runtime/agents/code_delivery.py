@@ -18,7 +18,7 @@ REMEDY = "install polyfleet in the Python of that Ray node, or start the node wi
 
 class CodeDeliveries:
     """Deliveries of our code to Ray nodes. Each runs until it has ended: a slow node may take longer than one wait, and
-    a delivery that is begun anew each time would never end there.
+    a delivery that restarts each time would never end there.
     """
 
     def __init__(self) -> None:
