@@ -77,6 +77,7 @@ class Agent(NodeFiles, NodeExecs):
             os.umask(int(mask, 8))
         if _ray() is not None:
             process_tree.set_oom_score(first=False)
+            process_tree.reset_priority()
         private_dir(self._identity.node_dir)
         self._cpus = cpus
         self._use = LiveUse()

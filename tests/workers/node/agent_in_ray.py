@@ -83,6 +83,7 @@ os.kill(facts["agent_pid"], signal.SIGKILL)
 second = until(
     lambda: (pid := call("register", 1)["facts"]["agent_pid"]) != facts["agent_pid"] and pid, "the agent is back"
 )
+niceness = os.getpriority(os.PRIO_PROCESS, second)
 phases = [r["phase"] for r in call("poll", 1, {}, {}, 1.0)["reports"]]
 assert phases == ["running"], phases
 pids.append(supervisor("j"))
@@ -133,6 +134,7 @@ print(
         {
             "agents": [facts["agent_pid"], second],
             "supervisors": pids,
+            "niceness": niceness,
             "state": outcome["state"],
             "fenced": ended("k")["state"],
             "log": log,

@@ -28,6 +28,7 @@ def test_a_killed_actor_comes_back_and_adopts_its_attempt(tmp_path):
     told = json.loads(ran.stdout.splitlines()[-1])
     assert told["agents"][0] != told["agents"][1]
     assert told["supervisors"][0] == told["supervisors"][1]
+    assert told["niceness"] == 0 or os.geteuid(), "Ray runs its workers at 15, and only root may change that"
     assert told["state"] == "succeeded"
     assert told["fenced"] == "fenced"
     assert told["beside_hanging_starts"] == [1, 0, 0, 0, None, 40], "more starts hang than there are threads for calls"

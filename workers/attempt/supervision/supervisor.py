@@ -82,7 +82,7 @@ class Supervisor:
         self.checked_s = 0.0
 
     def run(self) -> None:
-        _reset_priority()
+        process_tree.reset_priority()
         process_tree.adopt_orphans()
         self._start_all()
         while self.ranks.running or self._command_saves():
@@ -289,17 +289,6 @@ class Supervisor:
             number, node, pid, code, record, errors.reason, errors.mentions_full_disk, disk, peak_bytes
         )
         return outcome.cause(failed_rank, self.memory)
-
-
-def _reset_priority() -> None:
-    """Reset the niceness: Ray runs its workers at 15, which the user's training would inherit.
-
-    Needs permission.
-    """
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-    except PermissionError:
-        return
 
 
 def _write_record(folder: AttemptFolder) -> None:
