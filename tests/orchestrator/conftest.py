@@ -218,9 +218,8 @@ def start():
 
     yield run
     for child in running:
-        if child.poll() is None:
+        with child:  # closes its pipes
             child.kill()
-        child.communicate()
 
 
 @dataclass

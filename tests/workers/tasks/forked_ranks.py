@@ -34,10 +34,10 @@ class ForkedRank:
             self.returncode = int(code.read_text())
         return self.returncode
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self) -> tuple[str, str]:
         from patience import wait_for
 
-        wait_for(lambda: self.poll() is not None, lambda: f"rank {self.pid} runs:\n{self._texts()}", timeout)
+        wait_for(lambda: self.poll() is not None, lambda: f"rank {self.pid} runs:\n{self._texts()}")
         return self._texts()
 
     def send_signal(self, number: int) -> None:
