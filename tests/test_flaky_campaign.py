@@ -41,6 +41,12 @@ def test_a_failure_is_shown_with_the_runs_that_contained_its_file():
     assert list(flaky_campaign.failure_table([run(A)] * 3))[2:] == ["| every test passed | 0 | 3 | |"]
 
 
+def test_a_failure_is_recorded_without_the_path_of_this_clone():
+    line = f"FAILED {A}::test_x (call): {flaky_campaign.ROOT}/.venv/bin/python exited with code 1\n"
+    why = "./.venv/bin/python exited with code 1"
+    assert flaky_campaign.parse_failures(line) == [{"test": f"{A}::test_x", "when": "call", "why": why}]
+
+
 def test_a_run_that_failed_without_a_failed_test_is_a_failure():
     [row] = list(flaky_campaign.failure_table([run(A), run(A, exit_code=3, seed=7)]))[2:]
     assert row == "| (no test; exit code 3, seed 7) | 1 | 1 | 3 passed |"
