@@ -19,12 +19,11 @@ On the server's machine the new one responds within three seconds, before the le
 AGENT_FIRST_REPLY_S = 60.0
 """Limit for an agent's first reply, which may wait for vendors' tools and the start of the process."""
 
-QUICK_AGENT_RESTARTS = 3
-"""Number of recent restarts of an agent above which AGENT_HUNG_S doubles with each; AGENT_FIRST_REPLY_S above one."""
+AGENT_RESTART_WINDOW_S = 600.0
+"""Seconds after an agent's last restart in which its restarts count as recent. Longer than any pause between two."""
 
-MAX_AGENT_LIMIT_S = 300.0
-AGENT_RESTARTS_COUNT_S = 600.0
-"""Seconds since the last restart after which the earlier ones no longer count."""
+QUICK_AGENT_RESTARTS = 3
+"""Number of recent restarts above which AGENT_HUNG_S doubles with each. AGENT_FIRST_REPLY_S doubles above one."""
 
 AGENT_RESTART_S = 15.0
 """Seconds after a restart in which the end of an agent does not count as a failure of its node."""

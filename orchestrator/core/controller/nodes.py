@@ -66,10 +66,10 @@ class Node:
     `duplicate_of`: its declared name, if another live node has that. `failures`: the newest ones as (time, reason).
     `in_failure`: a failure was recorded since its last reply. `stuck`: see core/fleet/leaked_devices.py. `cpus`: number
     of CPUs that Ray allocates there, 0 if unknown. `failed_agent_starts`: number of times in a row that its agent
-    could not be started or ended without a reason. `agent_restarts`: number of its agent's recent
-    restarts for silence, see core/fleet/membership.py. `resting_s`: when its agent was last ended so that an autoscaler
-    can remove the node, None while it should have an agent. `foreign_use_s`: when a launch last failed because another
-    user of the Ray cluster holds devices there.
+    could not be started or ended without a reason. `agent_restarts`: number of its agent's recent restarts for
+    silence, see core/fleet/membership.py. `resting_s`: when its agent was last ended so that an autoscaler can remove
+    the node, None while it should have an agent. `foreign_use_s`: when a launch last failed because another user of the
+    Ray cluster holds devices there.
     """
 
     name: str

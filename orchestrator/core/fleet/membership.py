@@ -21,8 +21,7 @@ from orchestrator.core.timing import (
     AGENT_FIRST_REPLY_S,
     AGENT_HUNG_S,
     AGENT_RESTART_S,
-    AGENT_RESTARTS_COUNT_S,
-    MAX_AGENT_LIMIT_S,
+    AGENT_RESTART_WINDOW_S,
     QUICK_AGENT_RESTARTS,
     REJOIN_GRACE_S,
 )
@@ -31,7 +30,7 @@ AGENT_RETRY_S = 1.0
 """Seconds between the first tries to start an agent; they double after QUICK_TRIES."""
 QUICK_TRIES = 3
 MAX_RETRY_S = 300.0
-"""Longest pause between tries, so that a repaired node does not wait longer than this for its agent."""
+"""Longest pause between tries to start or restart an agent: a repaired node waits no longer than this."""
 
 END_AGENT_RETRY_S = 60.0
 """Seconds after which ending the agent is repeated: one that still runs prevents the node's removal."""
@@ -173,7 +172,7 @@ def review(draft: Draft) -> None:
 
 def agent_retry_s(failures: int) -> float:
     """Return the pause before the next try to start an agent, after this number of failures in a row."""
-    return float(min(MAX_RETRY_S, AGENT_RETRY_S * 2 ** min(max(0, failures - QUICK_TRIES), 16)))
+    return _doubled(AGENT_RETRY_S, failures - QUICK_TRIES)
 
 
 def _start_agent(draft: Draft, name: str) -> None:
@@ -199,7 +198,7 @@ def wake(draft: Draft, name: str) -> None:
 
 def _restart_hung_agent(draft: Draft, node: Node) -> None:
     since_restart_s = draft.now.s - node.agent_restarted_s
-    restarts = node.agent_restarts if since_restart_s < AGENT_RESTARTS_COUNT_S else 0
+    restarts = node.agent_restarts if since_restart_s < AGENT_RESTART_WINDOW_S else 0
     silent_s = min(node.silent_s(draft.now.s), since_restart_s)
     if silent_s > _silence_limit_s(node, restarts):
         why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was restarted"
@@ -214,7 +213,11 @@ def _silence_limit_s(node: Node, restarts: int) -> float:
     """
     is_starting = node.facts is None or node.agent_restarted_s > node.last_contact_s
     limit_s, quick = (AGENT_FIRST_REPLY_S, 1) if is_starting else (AGENT_HUNG_S, QUICK_AGENT_RESTARTS)
-    return min(MAX_AGENT_LIMIT_S, float(limit_s * 2 ** min(max(0, restarts - quick), 16)))
+    return _doubled(limit_s, restarts - quick)
+
+
+def _doubled(pause_s: float, times: int) -> float:
+    return float(min(MAX_RETRY_S, pause_s * 2 ** min(max(0, times), 16)))
 
 
 def agent_started(draft: Draft, message: AgentStarted) -> None:

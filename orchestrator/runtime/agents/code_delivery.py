@@ -75,7 +75,7 @@ def _unpacker() -> Callable[[bytes], tuple[str, str]]:
         import tempfile
 
         imports = "import workers.node.agent, workers.attempt.supervision.supervisor, workers.tasks.rank_main"
-        script = f"from workers.processes.process_tree import reset_priority as reset\nreset()\n{imports}"
+        script = f"from workers.processes import process_tree\nprocess_tree.reset_priority()\n{imports}"
         script += "\nfrom cluster.environments import code_export\nprint(code_export.export())"
         with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:

@@ -11,7 +11,7 @@ from orchestrator.core.controller.commands import Fence, Launch, RemoveFiles, Re
 from orchestrator.core.model import Recovery
 
 TURN_S = 2.1
-"""Between two turns of the tests here, and a bit."""
+"""Longest time between two turns of these tests, with rounding."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_an_agent_that_never_answers_is_restarted_less_and_less_often(two):
 def test_an_agent_that_hangs_often_is_given_longer_until_it_has_answered_for_a_while(two):
     limits_s = [silence_until_restart(two) for _ in range(7)]
     assert limits_s == pytest.approx([5, 5, 5, 5, 10, 20, 40], abs=TURN_S)
-    two.hear_all("a", "b", seconds=timing.AGENT_RESTARTS_COUNT_S)
+    two.hear_all("a", "b", seconds=timing.AGENT_RESTART_WINDOW_S)
     assert silence_until_restart(two) == pytest.approx(5, abs=TURN_S)
 
 

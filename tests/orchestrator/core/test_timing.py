@@ -5,6 +5,7 @@ import pytest
 from orchestrator.core import timing
 from orchestrator.core.attempt import suspicion
 from orchestrator.core.controller import nodes
+from orchestrator.core.fleet import membership
 from orchestrator.core.jobs import retry
 from orchestrator.runtime.agents import fences
 from orchestrator.runtime.controller import controller, step_batch
@@ -36,6 +37,10 @@ def test_one_limit_says_that_a_node_is_silent():
 def test_an_agent_that_hangs_is_started_again_before_its_node_counts_as_silent():
     assert controller.POLL_S + 1.0 < timing.AGENT_HUNG_S < timing.NODE_SILENT_S
     assert timing.AGENT_HUNG_S + 3.0 < LEASE_S, "the next one renews the leases in time"
+
+
+def test_restarts_with_the_longest_pause_between_them_still_count():
+    assert 2 * membership.MAX_RETRY_S <= timing.AGENT_RESTART_WINDOW_S
 
 
 def test_the_end_of_an_agent_that_is_started_again_is_no_failure_of_its_node():
